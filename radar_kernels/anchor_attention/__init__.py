@@ -1,0 +1,1 @@
+"""Attention with a bias, or a target mass, on anchored keys."""

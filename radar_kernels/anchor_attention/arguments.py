@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 
@@ -52,3 +53,8 @@ class AnchorAttentionArguments:
     softcap: float | None = None
     sinks: Tensor | None = None
     return_mass: bool = False
+
+    @property
+    def device(self) -> torch.device:
+        """Where every tensor of the call lies."""
+        return self.query.device

@@ -1,0 +1,23 @@
+"""Registration of the public operators under ``torch.ops.radar``."""
+
+from collections.abc import Callable
+
+import torch
+
+_library = torch.library.Library("radar", "DEF")
+
+
+def register(schema: str, implementation: Callable, fake: Callable) -> None:
+    """Define ``radar::<schema>`` for every device, with its shape function.
+
+    The operators have no autograd formula: calls that need gradients stay plain PyTorch.
+
+    Args:
+        schema: operator schema without the namespace, ``"name(Tensor x) -> Tensor"``.
+        implementation: called with real tensors; must return fresh tensors.
+        fake: called with fake tensors; returns empty ones of the right shape and dtype.
+    """
+    name = schema.split("(", 1)[0]
+    _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    _library.impl(name, implementation, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"radar::{name}", fake, lib=_library)

@@ -125,8 +125,7 @@ def choose(operator: str, arguments: Any, backend: str | None = None) -> Callabl
 
     Args:
         operator: name of the operator.
-        arguments: its validated arguments; ``arguments.device`` or ``arguments.query.device`` says
-            where.
+        arguments: its validated arguments, a dataclass with slots and a ``device``.
         backend: None for the automatic choice, or the one that must run.
 
     Returns:
@@ -138,17 +137,37 @@ def choose(operator: str, arguments: Any, backend: str | None = None) -> Callabl
     if backend is not None:
         return _implementation(operator, backend, arguments)
     first = os.environ.get("RADAR_BACKEND")
+    device = arguments.device.type
     refused: dict[str, str] = {}
     for candidate in _order(operator, first):
-        reason = _refusal(operator, candidate, arguments, by_name=candidate == first)
+        by_name = candidate == first
+        if not by_name and _HOME.get(candidate, device) != device:
+            continue
+        reason = _refusal(operator, candidate, arguments, by_name=by_name)
         if reason is None:
             if refused:
-                _log_once(operator, candidate, refused, arguments.device.type, first)
+                _log_once(operator, candidate, refused, first)
             return getattr(_module(operator, candidate), _OPERATORS[operator].entry)
         refused[candidate] = reason
     raise ValueError(
         f"no backend of {operator} can serve this call: "
         + "; ".join(f"{name}: {reason}" for name, reason in refused.items())
+    )
+
+
+def needs_gradient(arguments: Any) -> bool:
+    """Says whether autograd would record this call.
+
+    Args:
+        arguments: validated arguments, a dataclass with ``__slots__``.
+
+    Returns:
+        True if grad mode is on and a tensor among the arguments requires a gradient.
+    """
+    if not torch.is_grad_enabled():
+        return False
+    return any(
+        getattr(getattr(arguments, name), "requires_grad", False) for name in arguments.__slots__
     )
 
 
@@ -219,34 +238,13 @@ def _refusal(operator: str, backend: str, arguments: Any, *, by_name: bool) -> s
     return None if unsupported is None else unsupported(arguments)
 
 
-def needs_gradient(arguments: Any) -> bool:
-    """Says whether autograd would record this call.
-
-    Args:
-        arguments: validated arguments, a dataclass with ``__slots__``.
-
-    Returns:
-        True if grad mode is on and a tensor among the arguments requires a gradient.
-    """
-    if not torch.is_grad_enabled():
-        return False
-    return any(
-        getattr(getattr(arguments, name), "requires_grad", False) for name in arguments.__slots__
-    )
-
-
-def _log_once(
-    operator: str, chosen: str, refused: Mapping[str, str], device: str, first: str | None
-) -> None:
+def _log_once(operator: str, chosen: str, refused: Mapping[str, str], first: str | None) -> None:
     for backend, reason in refused.items():
-        wanted = backend == first
-        if not wanted and _HOME.get(backend, device) != device:
-            continue
         key = (operator, backend, chosen)
         if key not in _logged:
             _logged.add(key)
             # A backend that is missing or was asked for is news; one that leaves this kind of
             # call to another is the design.
-            news = wanted or _absence(operator, backend) is not None
+            news = backend == first or _absence(operator, backend) is not None
             level = logging.WARNING if news else logging.INFO
             _logger.log(level, "%s runs on %r, not %r: %s", operator, chosen, backend, reason)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
 _library = torch.library.Library("radar", "DEF")
 
@@ -21,3 +22,15 @@ def register(schema: str, implementation: Callable, fake: Callable) -> None:
     _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     _library.impl(name, implementation, "CompositeExplicitAutograd")
     torch.library.register_fake(f"radar::{name}", fake, lib=_library)
+
+
+def token_major(out: Tensor) -> Tensor:
+    """Gives attention outputs one memory layout, whatever computed them.
+
+    Args:
+        out: ``[B, H, q, D]``.
+
+    Returns:
+        The same values stored as ``[B, q, H, D]``, which models reshape without a copy.
+    """
+    return out.transpose(1, 2).contiguous().transpose(1, 2)

@@ -1,0 +1,1 @@
+"""Attention split into its anchored part and the rest."""

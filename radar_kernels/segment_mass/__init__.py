@@ -1,0 +1,1 @@
+"""How much attention each stretch of the keys gets."""

@@ -1,0 +1,1 @@
+"""Edits of the keys at anchored positions."""

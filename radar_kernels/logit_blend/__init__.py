@@ -1,0 +1,1 @@
+"""Blending the logits of two prompts, and drawing tokens from them."""

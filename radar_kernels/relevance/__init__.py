@@ -1,0 +1,1 @@
+"""Relevance of sentences to queries: cosine times decay over hops and rounds."""

@@ -1,6 +1,7 @@
 """The public relevance operators: validate, choose a backend, run it."""
 
 import math
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -224,7 +225,7 @@ def prepare_select_relevant(
         raise ValueError("threshold is NaN; expected a score, or None for no threshold")
     if top_k is not None and top_k < 1:
         raise ValueError(f"top_k is {top_k}; expected at least 1, or None for all")
-    return RelevanceArguments(*_fields(arguments)[:9], threshold, top_k)
+    return replace(arguments, threshold=threshold, top_k=top_k)
 
 
 def _check(
@@ -256,8 +257,8 @@ def _check(
         least, most = (int(end) for end in sender.aminmax())
         if least < 0 or most >= hops.shape[1]:
             raise ValueError(
-                f"sender holds {least} to {most}; expected 0 to {hops.shape[1] - 1}, the columns of "
-                "hops"
+                f"sender holds {least} to {most}; expected 0 to {hops.shape[1] - 1}, the "
+                "columns of hops"
             )
 
 

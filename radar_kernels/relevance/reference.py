@@ -34,8 +34,8 @@ def select(arguments: RelevanceArguments) -> tuple[Tensor, Tensor, Tensor]:
         arguments: the validated call.
 
     Returns:
-        Int64 offsets ``[Q + 1]``, int64 indices and float32 scores of the selected sentences, in the
-        order of the sentences for each query.
+        Int64 offsets ``[Q + 1]``, int64 indices and float32 scores of the selected sentences, for
+        each query in the order of the sentences.
     """
     total, count = arguments.sentences.shape[0], arguments.queries.shape[0]
     query = _unit(arguments.queries)
@@ -58,7 +58,7 @@ def select(arguments: RelevanceArguments) -> tuple[Tensor, Tensor, Tensor]:
         index = torch.arange(start, stop, device=query.device).expand(count, -1)
         score, index = torch.cat([best, score], 1), torch.cat([best_index, index], 1)
         # Stable, and the best so far come first: of equals the earlier sentence wins.
-        order = score.sort(1, descending=True, stable=True).indices[:, : arguments.top_k]
+        order = score.sort(dim=1, descending=True, stable=True).indices[:, : arguments.top_k]
         best, best_index = score.gather(1, order), index.gather(1, order)
     if arguments.top_k is not None:
         row, place = (best > -torch.inf).nonzero(as_tuple=True)

@@ -38,6 +38,12 @@ class Message:
             raise ValueError(f"sender must be the name of an agent, got {self.sender!r}")
         if not isinstance(self.text, str):
             raise ValueError(f"text must be a str, got {type(self.text).__name__}")
+        try:
+            self.text.encode()
+        except UnicodeEncodeError as error:  # JSON allows half a surrogate pair, tokenizers do not
+            raise ValueError(
+                f"text holds half a surrogate pair at character {error.start}; replace it"
+            ) from None
         if isinstance(self.round, bool) or not isinstance(self.round, int) or self.round < 0:
             raise ValueError(f"round must be a whole number >= 0, got {self.round!r}")
 

@@ -34,6 +34,7 @@ def test_starting_messages_count_towards_later_rounds():
         ({"sender": "", "text": "x"}, "sender"),
         ({"sender": 3, "text": "x"}, "sender"),
         ({"sender": "a", "text": None}, "text"),
+        ({"sender": "a", "text": "x\ud83d"}, "surrogate pair at character 1"),
         ({"sender": "a", "text": "x", "round": -1}, "round"),
         ({"sender": "a", "text": "x", "round": 1.5}, "round"),
         ({"sender": "a", "text": "x", "round": True}, "round"),

@@ -81,6 +81,8 @@ def attention_oracle(
     scale = size**-0.5 if scale is None else scale
     machine = max(torch.finfo(query.dtype).eps, 2.0**-52)
     single = 2.0**-52 if query.dtype == torch.float64 else _SINGLE
+    # For half precision torch's kernels take an exponential that is good to about 14 bits.
+    coarse = 2.0**-13 if machine > _SINGLE else 0.0
 
     out = numpy.zeros((rows, heads, tokens, v.shape[3]))
     out_budget = numpy.zeros_like(out)
@@ -127,7 +129,8 @@ def attention_oracle(
                 off = 4 * single * (4 + size_of.max() + numpy.abs(shift * factors).max())
                 magnitude = weights @ numpy.abs(read_value)
                 out_budget[row, head, token] = (4 * machine + off) * magnitude + 1e-37
-                mass_budget[row, head, token] = off
+                off += coarse
+                mass_budget[row, head, token] = off + _SINGLE  # it is float32 for any input
                 lse_budget[row, head, token] = off + 4 * single * abs(total)
     return AttentionOracle(
         *(torch.from_numpy(one) for one in (out, mass, lse, out_budget, mass_budget, lse_budget))

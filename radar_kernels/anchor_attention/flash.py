@@ -204,7 +204,7 @@ def _key_bias(call: AnchorAttentionArguments, visible: Tensor | None) -> Tensor 
         if visible is None:
             return None
         return torch.zeros(visible.shape, dtype=dtype).masked_fill_(~visible, -torch.inf)
-    bias = (call.bias[:, :, None] * call.anchors[:, None, :]).unsqueeze(2).to(dtype)
+    bias = (call.bias.to(dtype)[:, :, None] * call.anchors[:, None, :]).unsqueeze(2)
     return bias if visible is None else torch.where(visible, bias, -torch.inf)
 
 

@@ -157,7 +157,7 @@ def _widened(
     dtype = query.dtype
     # A power of two near 1 / scale costs no bit and keeps both columns in float16's range.
     power = 2.0 ** round(-math.log2(abs(arguments.scale)))
-    left = bias / (arguments.scale * power)
+    left = (bias.double() if dtype == torch.float64 else bias) / (arguments.scale * power)
     right = anchors * power
     columns = [(left, right)]
     if dtype in (torch.float16, torch.bfloat16):

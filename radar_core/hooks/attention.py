@@ -1,0 +1,426 @@
+"""Radar's attention inside a transformers model: one attention and one mask function per model."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, causal_mask_function
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from radar_core.methods.method import LayerPlan, Method
+from radar_kernels import anchor_attention
+
+# Attention implementations of transformers whose masks and results Radar reproduces.
+SUPPORTED_IMPLEMENTATIONS = ("sdpa", "eager")
+
+
+@dataclass
+class Window:
+    """Where the keys of one forward pass lie in the sequence, for one cache length.
+
+    Args:
+        key_length: number of keys that the attention functions get.
+        key_offset: position of the first key.
+        query_offset: position of the first query; a 0-dim tensor with a static cache.
+        native_mask: the mask that the model's own attention expects, for layers left untouched.
+    """
+
+    key_length: int
+    key_offset: int
+    query_offset: int | Tensor
+    native_mask: Tensor | None
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a layer's attention, as the model makes it.
+
+    Args:
+        query: [B, heads, q, D].
+        key: [B, kv_heads, k, D], not repeated.
+        value: [B, kv_heads, k, Dv].
+        mask: bool [B or 1, 1, q, k]; None for all keys, and with one row for several queries
+            (or None) causality comes on top, the last query at the last key.
+        window: where the keys lie in the sequence.
+        scaling: factor on the logits.
+        keywords: what else the model passes (softcap, sinks, sliding window, ...).
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor | None
+    window: Window
+    scaling: float | None
+    keywords: dict[str, Any]
+
+    def last_queries(self, count: int) -> Call:
+        """Return the call of the last `count` query tokens alone."""
+        mask = None if self.mask is None else self.mask[..., -count:, :]
+        return replace(self, query=self.query[:, :, -count:], mask=mask)
+
+    def first_rows(self, count: int) -> Call:
+        """Return the call of the first `count` rows alone."""
+        return replace(
+            self,
+            query=self.query[:count],
+            key=self.key[:count],
+            value=self.value[:count],
+            mask=None if self.mask is None else self.mask[:count],
+        )
+
+    def kernel_arguments(self) -> dict[str, Any]:
+        """Return what `anchor_attention` needs besides the tensors.
+
+        Raises:
+            ValueError: the mask holds numbers, so that what it hides cannot be told from a bias.
+        """
+        if self.mask is not None and self.mask.dtype != torch.bool:
+            raise ValueError(
+                f"the 4-D attention mask has dtype {self.mask.dtype}; steering needs a bool mask "
+                "(True = may attend) or the usual 2-D one"
+            )
+        return {
+            "mask": self.mask,
+            "causal": self.query.shape[2] > 1 and (self.mask is None or self.mask.shape[2] == 1),
+            "scale": self.scaling,
+            "softcap": self.keywords.get("softcap"),
+            "sinks": self.keywords.get("s_aux"),
+        }
+
+
+@dataclass
+class AttentionHook:
+    """The state of one steered model's attention: anchors, plans, and what was called.
+
+    Args:
+        method: the steering method.
+        anchors: [batch, prompt] bool, or float32 factors; None for nothing anchored.
+        native_name: the attention implementation that the model had ("sdpa" or "eager").
+        num_layers: number of decoder layers.
+        uses_native: whether some layer or query is left to the model's own attention.
+        hide_anchors: whether the second half of a doubled batch cannot see the anchors.
+        doubled: whether the forward pass at work runs both branches.
+        single_token: whether the model was called with one token a row, as when it generates.
+        measured: [B, heads] for each layer, filled by every forward pass; None not to measure.
+        calls: how often each layer's attention has run.
+    """
+
+    method: Method
+    anchors: Tensor | None
+    native_name: str
+    num_layers: int
+    uses_native: bool = False
+    hide_anchors: bool = False
+    doubled: bool = False
+    single_token: bool = False
+    measured: dict[int, Tensor] | None = None
+    calls: dict[int, int] = field(default_factory=dict)
+    _plans: dict[tuple[int, int, torch.device], LayerPlan | None] = field(default_factory=dict)
+    _windows: dict[int | None, Window] = field(default_factory=dict)
+    _rows: Tensor | None = None
+
+    @property
+    def prompt_length(self) -> int:
+        """Number of tokens of the prompt that the anchors describe."""
+        return 0 if self.anchors is None else self.anchors.shape[1]
+
+    def anchored_rows(self, batch: int, length: int, device: torch.device) -> Tensor | None:
+        """Return the anchors of every row over positions 0..length-1: [batch, length].
+
+        Rows are repeated for beams and returned sequences; positions after the prompt are never
+        anchored. The result is a view of a buffer that grows by doubling, so that a step copies
+        nothing.
+
+        Raises:
+            ValueError: the batch is no multiple of the anchors' rows.
+        """
+        if self.anchors is None:
+            return None
+        rows = self._rows
+        if (
+            rows is None
+            or rows.shape[0] != batch
+            or rows.shape[1] < length
+            or rows.device != device
+        ):
+            count = self.anchors.shape[0]
+            if batch % count:
+                raise ValueError(
+                    f"anchors has {count} rows, but the model runs on a batch of {batch}; expected "
+                    "one row of anchors for every prompt"
+                )
+            capacity = max(2 * length, self.prompt_length + 256)
+            rows = torch.zeros(batch, capacity, dtype=self.anchors.dtype, device=device)
+            repeated = self.anchors.to(device).repeat_interleave(batch // count, dim=0)
+            rows[:, : self.prompt_length] = repeated
+            self._rows = rows
+        return rows[:, :length]
+
+    def measured_mass(self) -> Tensor:
+        """Return what the last forward pass measured: float32 [B, layers, heads]."""
+        assert self.measured is not None
+        return torch.stack([self.measured[layer] for layer in range(self.num_layers)], dim=1)
+
+    def forget_windows(self) -> None:
+        """Drop what is only true of one forward pass."""
+        self._windows.clear()
+
+    # -- the mask function -------------------------------------------------------------------------
+
+    def make_mask(
+        self,
+        batch_size: int,
+        q_length: int,
+        kv_length: int,
+        q_offset: int | Tensor = 0,
+        kv_offset: int = 0,
+        attention_mask: Tensor | None = None,
+        allow_is_causal_skip: bool = True,
+        device: torch.device | str = "cpu",
+        **kwargs: Any,
+    ) -> Tensor | None:
+        """Build the mask of a forward pass, and note where its keys lie.
+
+        In the second half of a doubled batch the anchored keys are hidden. Where the pattern is
+        plain causality the mask only says which keys may be seen, bool [B, 1, 1, k] or None for
+        all, and the attention function adds causality itself; else it is bool [B, 1, q, k].
+        """
+        device = torch.device(device)
+        if self.single_token and isinstance(q_offset, int) and q_offset + 1 < self.prompt_length:
+            raise ValueError(
+                f"the anchors describe a prompt of {self.prompt_length} tokens, but the model is "
+                f"generating after {q_offset + 1}; give anchors of the prompt's own shape"
+            )
+        arguments = dict(
+            batch_size=batch_size,
+            q_length=q_length,
+            kv_length=kv_length,
+            q_offset=q_offset,
+            kv_offset=kv_offset,
+            device=device,
+            **kwargs,
+        )
+        window = Window(kv_length, kv_offset, q_offset, None)
+        self._windows[kwargs.get("local_size")] = window
+        if self.uses_native:
+            window.native_mask = ALL_MASK_ATTENTION_FUNCTIONS[self.native_name](
+                attention_mask=attention_mask,
+                allow_is_causal_skip=allow_is_causal_skip,
+                **arguments,
+            )
+        hides = self.doubled and self.hide_anchors
+        end = kv_offset + kv_length
+        plainly_causal = (
+            kwargs.get("mask_function") is causal_mask_function
+            and kwargs.get("local_size") is None
+            and isinstance(q_offset, int)
+            and q_offset + q_length == end
+            and (attention_mask is None or attention_mask.shape[1] == end)
+        )
+        if hides:
+            attention_mask = self._hide(attention_mask, batch_size, end, device)
+        if plainly_causal:
+            return None if attention_mask is None else attention_mask[:, None, None, kv_offset:]
+        return ALL_MASK_ATTENTION_FUNCTIONS["sdpa"](
+            attention_mask=attention_mask, allow_is_causal_skip=False, **arguments
+        )
+
+    def _hide(
+        self, attention_mask: Tensor | None, batch: int, length: int, device: torch.device
+    ) -> Tensor:
+        """Return a 2-D mask whose second half of rows cannot see the anchors: bool [batch, n]."""
+        half = batch // 2
+        visible = torch.ones(batch, length, dtype=torch.bool, device=device)
+        if attention_mask is not None:
+            seen = attention_mask[:, :length].to(device=device, dtype=torch.bool)
+            visible[:, : seen.shape[1]] = seen
+        anchored = self.anchored_rows(half, length, device)
+        if anchored is not None:
+            visible[half:] &= ~anchored.bool()
+        return visible
+
+    def hide_in_ready_mask(self, mask: Tensor) -> Tensor:
+        """Double a 4-D bool mask made before the forward pass and hide the anchors in one half.
+
+        Args:
+            mask: bool [B, 1, q, k], as generate builds it for static caches.
+
+        Returns:
+            bool [2B, 1, q, k].
+
+        Raises:
+            ValueError: the mask is not bool, so that what it hides cannot be told from a bias.
+        """
+        if mask.dtype != torch.bool:
+            raise ValueError(
+                f"the 4-D attention mask has dtype {mask.dtype}; steering needs a bool mask (True "
+                "= may attend) or the usual 2-D one"
+            )
+        length = mask.shape[-1]
+        offset = self._window(mask.shape[-2], length, mask).key_offset
+        anchored = self.anchored_rows(mask.shape[0], offset + length, mask.device)
+        assert anchored is not None
+        hidden = mask & ~anchored[:, None, None, offset:].bool()
+        return torch.cat([mask, hidden])
+
+    # -- the attention function --------------------------------------------------------------------
+
+    def attend(
+        self,
+        module: torch.nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        scaling: float | None = None,
+        dropout: float = 0.0,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Serve one layer's attention: Radar's where the plan steers it, else the model's own."""
+        layer: int = module.layer_idx  # type: ignore[assignment]
+        self.calls[layer] = self.calls.get(layer, 0) + 1
+        if dropout:
+            raise RuntimeError("attention dropout under steering; call model.eval() first")
+        plan = self._plan(layer, query.shape[1], query.device)
+        window = self._window(query.shape[2], key.shape[2], attention_mask)
+        call = Call(query, key, value, attention_mask, window, scaling, kwargs)
+        if self.measured is not None:
+            self.measured[layer] = self._measure(plan or LayerPlan(), call)
+        steered = 0 if plan is None else self._steered_queries(plan, query.shape[2], window)
+        if plan is None or steered == 0:
+            return self._native(module, call)
+        if steered == query.shape[2]:
+            return self._steer(plan, call), None
+        out, _ = self._native(module, call)
+        last = self._steer(plan, call.last_queries(steered))
+        return torch.cat([out[:, :-steered], last], dim=1), None
+
+    def _steer(self, plan: LayerPlan, call: Call) -> Tensor:
+        """Run Radar's attention with a layer's plan: [B, q, heads, D]."""
+        shared = call.kernel_arguments()
+        anchors = None
+        if plan.bias is not None or plan.target_mass is not None:
+            anchors = self._anchored_keys(call)
+        if anchors is None:
+            plain = anchor_attention(call.query, call.key, call.value, None, **shared)
+            return plain.transpose(1, 2)
+        out = anchor_attention(
+            call.query,
+            call.key,
+            call.value,
+            anchors,
+            bias=self._bias(plan, call),
+            target_mass=plan.target_mass,
+            target_mode="exact" if plan.exact else "at_least",
+            **shared,
+        )
+        if plan.left_alone is not None:
+            plain = anchor_attention(call.query, call.key, call.value, None, **shared)
+            out = torch.where(plan.left_alone[None, :, None, None], plain, out)
+        return out.transpose(1, 2)
+
+    def _anchored_keys(self, call: Call) -> Tensor | None:
+        """Return the anchors of a call's keys: [B, k], of the full branch's rows if doubled."""
+        batch = call.query.shape[0] // 2 if self.doubled else call.query.shape[0]
+        start = call.window.key_offset
+        anchors = self.anchored_rows(batch, start + call.key.shape[2], call.query.device)
+        return None if anchors is None else anchors[:, start:]
+
+    def _measure(self, plan: LayerPlan, call: Call) -> Tensor:
+        """Return the share of the last query's attention on the anchors, as steered: [B, heads]."""
+        anchors = self._anchored_keys(call)
+        assert anchors is not None
+        rows = anchors.shape[0]
+        last = call.last_queries(1).first_rows(rows)
+        _, mass = anchor_attention(
+            last.query, last.key, last.value, anchors, return_mass=True, **last.kernel_arguments()
+        )
+        mass = mass[:, :, 0]
+        if plan.bias is not None:
+            odds = torch.exp(plan.bias) * mass
+            return odds / (odds + 1 - mass)
+        if plan.target_mass is not None:
+            target = plan.target_mass.expand_as(mass)
+            wanted = target if plan.exact else torch.maximum(mass, target)
+            movable = (mass > 0) & (mass < 1)
+            if plan.left_alone is not None:
+                movable &= ~plan.left_alone
+            return torch.where(movable, wanted, mass)
+        return mass
+
+    def _native(self, module: torch.nn.Module, call: Call) -> tuple[Tensor, Tensor | None]:
+        """Run the attention that the model had, with the mask that it would have had."""
+        function = native_attention(module, self.native_name)
+        return function(
+            module,
+            call.query,
+            call.key,
+            call.value,
+            call.window.native_mask,
+            scaling=call.scaling,
+            dropout=0.0,
+            **call.keywords,
+        )
+
+    # -- lookups -----------------------------------------------------------------------------------
+
+    def _plan(self, layer: int, heads: int, device: torch.device) -> LayerPlan | None:
+        key = (layer, heads, device)
+        if key not in self._plans:
+            plan = self.method.layer_plan(layer, self.num_layers, heads)
+            if plan is not None:
+                bias, target, left_alone = (
+                    None if value is None else value.to(device)
+                    for value in (plan.bias, plan.target_mass, plan.left_alone)
+                )
+                plan = replace(plan, bias=bias, target_mass=target, left_alone=left_alone)
+            self._plans[key] = plan
+        return self._plans[key]
+
+    def _window(self, queries: int, keys: int, mask: Tensor | None) -> Window:
+        # Full and sliding layers may both be at work; where they have as many keys they also start
+        # at the same position.
+        for window in self._windows.values():
+            if window.key_length == keys:
+                return window
+        # A 4-D mask from the caller bypasses the mask function: its keys start at position 0.
+        return Window(keys, 0, keys - queries, mask)
+
+    def _steered_queries(self, plan: LayerPlan, length: int, window: Window) -> int:
+        """Return how many of the last query tokens are steered."""
+        if plan.queries == "all" or self.anchors is None:
+            return length
+        if isinstance(window.query_offset, Tensor):
+            if length == 1:
+                return 1
+            # A static cache's prefill: one read from the device for each prompt.
+            start = int(window.query_offset)
+        else:
+            start = window.query_offset
+        return max(0, min(length, start + length - (self.prompt_length - 1)))
+
+    def _bias(self, plan: LayerPlan, call: Call) -> Tensor | None:
+        """Return a call's bias, zeroed on the device for a single query still in the prompt."""
+        offset = call.window.query_offset
+        if plan.bias is None or plan.queries == "all" or not isinstance(offset, Tensor):
+            return plan.bias
+        if call.query.shape[2] > 1:
+            return plan.bias
+        return plan.bias * (offset.to(plan.bias.device) >= self.prompt_length - 1)
+
+
+def native_attention(module: torch.nn.Module, name: str) -> Callable[..., Any]:
+    """Return the attention function that a module would call under the implementation `name`.
+
+    Eager attention is a function of the module's own modeling file; the others are registered.
+    """
+    if name != "eager":
+        return ALL_ATTENTION_FUNCTIONS[name]
+    namespace = sys.modules[type(module).__module__]
+    return namespace.eager_attention_forward

@@ -1,0 +1,235 @@
+"""Two-branch decoding: full and anchors-hidden rows in one batch, blended before the logits."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+
+from radar_core.hooks.attention import AttentionHook
+from radar_core.methods.spa import blend_rows
+from radar_kernels import blend_logits
+
+logger = logging.getLogger("radar_core")
+
+# Inputs of a forward pass with one row for each sequence, besides the mask and the cache.
+ROW_INPUTS = ("input_ids", "inputs_embeds", "position_ids", "token_type_ids")
+
+
+class TwoBranches:
+    """Runs a model on [full; hidden] rows and gives back blended rows.
+
+    Args:
+        model: the causal language model.
+        attention: its attention hook, which hides the anchors from the second half.
+        strength: the strengths of SPA, one for all rows or one a row.
+    """
+
+    def __init__(self, model: Any, attention: AttentionHook, strength: list[float]) -> None:
+        assert attention.anchors is not None
+        self.model = model
+        self.attention = attention
+        self.strength = torch.tensor(strength, dtype=torch.float32)
+        anchored = attention.anchors.bool().any(dim=0)
+        self.first_anchor = int(anchored.float().argmax())
+        self.blends_logits = blends_logits(model)
+        self._weights: Tensor | None = None
+        self._warned = False
+
+    @contextmanager
+    def hooked(self) -> Iterator[None]:
+        """Install the hooks on the model and its output layer; remove them on leaving."""
+        handles = [
+            self.model.register_forward_pre_hook(self._before, with_kwargs=True),
+            self.model.register_forward_hook(self._after, with_kwargs=True, always_call=True),
+        ]
+        if not self.blends_logits:
+            output = self.model.get_output_embeddings()
+            handles.append(output.register_forward_pre_hook(self._blend_hidden))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+            self.attention.doubled = False
+
+    # -- hooks -------------------------------------------------------------------------------------
+
+    def _before(
+        self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Double the inputs, running what both branches share only once."""
+        self.attention.doubled = False
+        if args:
+            bound = inspect.signature(model.forward).bind_partial(*args)
+            kwargs = {**bound.arguments, **kwargs}
+        kwargs = dict(kwargs)
+        first = kwargs.get("input_ids")
+        first = kwargs.get("inputs_embeds") if first is None else first
+        if first is None:
+            raise ValueError("the model was called without input_ids and inputs_embeds")
+        batch, length = first.shape[:2]
+        cache_name = "cache" if kwargs.get("cache") is not None else "past_key_values"
+        cache: Any = kwargs.get(cache_name)
+        past = cache.get_seq_length() if cache is not None else 0
+        rows = cached_rows(cache) if isinstance(past, int) and past else None
+        if can_branch_later(cache):
+            self._reorder_both_halves(cache, batch)
+            if rows in (None, batch) and past + length <= self.first_anchor:
+                return (), kwargs  # nothing to hide yet: both branches are still one
+            if rows == batch:
+                kwargs = self._branch(kwargs, cache, cache_name, batch, past)
+            elif rows is None and self._shares_prefix(kwargs, length):
+                kwargs = self._run_prefix(kwargs, cache, cache_name, batch)
+        elif cache is not None and past == 0 and not self._warned:
+            self._warned = True
+            logger.info(
+                "%s cannot be branched after the prompt's shared part; both branches prefill all "
+                "of it",
+                type(cache).__name__,
+            )
+        if rows is not None and rows not in (batch, 2 * batch):
+            raise ValueError(
+                f"the cache holds {rows} rows, but the inputs have {batch}; expected a cache that "
+                "this steering made, or none"
+            )
+        return (), self._double(kwargs, batch)
+
+    def _after(self, model: Any, args: Any, kwargs: Any, output: Any) -> Any:
+        """Blend the logits where the output layer could not be fed blended rows."""
+        doubled, self.attention.doubled = self.attention.doubled, False
+        if not doubled or not self.blends_logits or output is None:
+            return output
+        full, hidden = output.logits.chunk(2)
+        shape = full.shape
+        weights = self._row_weights(shape[0], full.device).repeat_interleave(shape[1])
+        blended = blend_logits(
+            full.reshape(-1, shape[-1]), hidden.reshape(-1, shape[-1]), strength=weights
+        )
+        output.logits = blended.view(shape).to(full.dtype)
+        return output
+
+    def _blend_hidden(self, module: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        if not self.attention.doubled:
+            return None
+        weights = self._row_weights(args[0].shape[0] // 2, args[0].device)
+        return (blend_rows(args[0], weights), *args[1:])
+
+    # -- steps -------------------------------------------------------------------------------------
+
+    def _shares_prefix(self, kwargs: dict[str, Any], length: int) -> bool:
+        """Whether the tokens before the first anchor may run once: nobody asks for their logits."""
+        keep = kwargs.get("logits_to_keep", 0)
+        return (
+            0 < self.first_anchor < length
+            and isinstance(keep, int)
+            and 0 < keep <= length - self.first_anchor
+            and not kwargs.get("output_hidden_states")
+            and ready_masks(kwargs.get("attention_mask")) is None
+        )
+
+    def _run_prefix(
+        self, kwargs: dict[str, Any], cache: DynamicCache, cache_name: str, batch: int
+    ) -> dict[str, Any]:
+        """Prefill the tokens before the first anchor once, then give each branch a copy."""
+        cut = self.first_anchor
+        mask = kwargs.get("attention_mask")
+        prefix = {name: v[:, :cut] for name in ROW_INPUTS if (v := kwargs.get(name)) is not None}
+        if mask is not None:
+            prefix["attention_mask"] = mask[:, :cut]
+        self.model.base_model(**prefix, **{cache_name: cache}, use_cache=True)
+        rest = {name: v[:, cut:] for name in ROW_INPUTS if (v := kwargs.get(name)) is not None}
+        return self._branch({**kwargs, **rest}, cache, cache_name, batch, cut)
+
+    def _branch(
+        self, kwargs: dict[str, Any], cache: DynamicCache, cache_name: str, batch: int, past: int
+    ) -> dict[str, Any]:
+        """Give the second branch its own copy of a cache that both have shared so far."""
+        if past > self.first_anchor:
+            raise ValueError(
+                f"the cache already holds {past} tokens with the anchors visible, the first at "
+                f"position {self.first_anchor}; SPA needs a cache that it made itself, or none"
+            )
+        cache.batch_select_indices(torch.arange(batch).repeat(2))
+        return kwargs
+
+    def _double(self, kwargs: dict[str, Any], batch: int) -> dict[str, Any]:
+        """Return the inputs of a forward pass over both branches."""
+        doubled = dict(kwargs)
+        for name in ROW_INPUTS:
+            value = kwargs.get(name)
+            # Positions given once for all rows broadcast by themselves.
+            if value is not None and value.shape[0] == batch:
+                doubled[name] = torch.cat([value, value])
+        mask = kwargs.get("attention_mask")
+        masks = ready_masks(mask)
+        if masks is not None:
+            both = {name: self.attention.hide_in_ready_mask(m) for name, m in masks.items()}
+            doubled["attention_mask"] = both if isinstance(mask, dict) else both[""]
+        elif mask is not None:
+            doubled["attention_mask"] = torch.cat([mask, mask])
+        self.attention.doubled = True
+        return doubled
+
+    def _row_weights(self, batch: int, device: torch.device) -> Tensor:
+        weights = self._weights
+        if weights is None or weights.shape[0] != batch or weights.device != device:
+            count = self.strength.shape[0]
+            if batch % count:
+                raise ValueError(
+                    f"strength has {count} values, but the model runs on a batch of {batch}; "
+                    "expected one number, or one for every prompt"
+                )
+            weights = self.strength.to(device).repeat_interleave(batch // count)
+            self._weights = weights
+        return weights
+
+    def _reorder_both_halves(self, cache: DynamicCache, batch: int) -> None:
+        """Let beam search reorder both branches: it only knows of the first half's rows."""
+        if "reorder_cache" in vars(cache):
+            return
+
+        def reorder(beam_idx: Any) -> None:
+            if cached_rows(cache) == 2 * beam_idx.shape[0]:
+                beam_idx = torch.cat([beam_idx, beam_idx + beam_idx.shape[0]])
+            type(cache).reorder_cache(cache, beam_idx)
+
+        cache.reorder_cache = functools.wraps(type(cache).reorder_cache)(reorder)  # type: ignore[method-assign]
+
+
+def blends_logits(model: Any) -> bool:
+    """Whether something that is not linear follows the output layer, so that logits blend."""
+    config = model.config.get_text_config(decoder=True)
+    return getattr(config, "final_logit_softcapping", None) is not None
+
+
+def can_branch_later(cache: Any) -> bool:
+    """Whether a cache's rows can be copied after a shared prefix."""
+    return type(cache) is DynamicCache and all(
+        type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in cache.layers
+    )
+
+
+def cached_rows(cache: Any) -> int | None:
+    """Return how many rows a cache holds, None if it is empty."""
+    for layer in cache.layers:
+        keys = getattr(layer, "keys", None)
+        if isinstance(keys, Tensor) and keys.dim() == 4:
+            return keys.shape[0]
+    return None
+
+
+def ready_masks(mask: Any) -> dict[str, Tensor] | None:
+    """Return the 4-D masks that were made before the forward pass, by layer type; None if 2-D."""
+    if isinstance(mask, dict):
+        return {name: value for name, value in mask.items() if value is not None}
+    if isinstance(mask, Tensor) and mask.dim() == 4:
+        return {"": mask}
+    return None

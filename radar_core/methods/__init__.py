@@ -1,0 +1,17 @@
+"""The steering methods: their parameters and their algebra."""
+
+from radar_core.methods.attention_bias import GUIDE, PASTA, AttentionBias, InstABoost
+from radar_core.methods.method import Method, NoSteering
+from radar_core.methods.spa import SPA
+from radar_core.methods.target_mass import TargetMass
+
+__all__ = [
+    "GUIDE",
+    "PASTA",
+    "SPA",
+    "AttentionBias",
+    "InstABoost",
+    "Method",
+    "NoSteering",
+    "TargetMass",
+]

@@ -1,0 +1,144 @@
+"""Additive attention bias on anchored keys, and the published methods that are instances of it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from radar_core.methods.method import (
+    Heads,
+    LayerPlan,
+    Layers,
+    Method,
+    Queries,
+    check_heads,
+    check_indices,
+    check_queries,
+    chosen_heads,
+)
+
+
+@dataclass(frozen=True)
+class AttentionBias(Method):
+    """Add a bias to the attention logits of anchored keys: `s_ij + bias * anchor_j`.
+
+    One operator for PASTA, InstABoost and GUIDE; costs nothing but one addition per anchored key.
+
+    Args:
+        bias: finite float in nats; `bias = log(M)` multiplies the odds of an anchored key by M.
+            0 switches the method off.
+        heads: query heads to steer: None (all), a sequence, or a mapping from layer to heads.
+        layers: layers to steer: None (all) or a sequence; negative indices count from the top.
+        queries: "all" steers every token, "generated" only those that predict generated tokens
+            (positions >= prompt length - 1), which leaves the prompt's own cache untouched.
+
+    Raises:
+        ValueError: `bias` is not finite, or `heads`, `layers` or `queries` are malformed.
+
+    Source: Zhang et al., PASTA (arXiv 2311.02262), written as a bias.
+    """
+
+    bias: float = 2.0
+    heads: Heads = None
+    layers: Layers = None
+    queries: Queries = "all"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.bias, int | float) or not math.isfinite(self.bias):
+            raise ValueError(f"bias is {self.bias!r}; expected a finite number, such as 2.0")
+        check_heads(self.heads)
+        check_indices("layers", self.layers)
+        check_queries(self.queries)
+
+    @property
+    def is_identity(self) -> bool:
+        return self.bias == 0
+
+    def layer_plan(self, layer: int, num_layers: int, num_heads: int) -> LayerPlan | None:
+        chosen = chosen_heads(self.heads, self.layers, layer, num_layers, num_heads)
+        if chosen is None:
+            return None
+        return LayerPlan(bias=chosen.to(torch.float32) * self.bias, queries=self.queries)
+
+
+def PASTA(
+    alpha: float = 0.01,
+    heads: Heads = None,
+    layers: Layers = None,
+    queries: Queries = "all",
+) -> AttentionBias:
+    """Down-weight every key that is not anchored by `alpha`: a bias of `-log(alpha)`.
+
+    Args:
+        alpha: factor on the attention of keys that are not anchored, in (0, 1]; 1 is off.
+        heads: the profiled heads, usually a mapping from layer to heads.
+        layers: as in `AttentionBias`.
+        queries: as in `AttentionBias`.
+
+    Returns:
+        The equivalent `AttentionBias`.
+
+    Raises:
+        ValueError: `alpha` lies outside (0, 1].
+
+    Formula: `A'_j = A_j * alpha^[j not anchored] / C = softmax(s_j - log(alpha) * [j anchored])`.
+    Several anchored spans count once each, unlike in the released package, where they accumulate.
+    Source: Zhang et al., ICLR 2024 (arXiv 2311.02262).
+    """
+    if not 0 < alpha <= 1:
+        raise ValueError(f"alpha is {alpha!r}; expected a number in (0, 1], such as 0.01")
+    return AttentionBias(-math.log(alpha), heads, layers, queries)
+
+
+def InstABoost(
+    multiplier: float = 3.0,
+    heads: Heads = None,
+    layers: Layers = None,
+    queries: Queries = "all",
+) -> AttentionBias:
+    """Multiply the attention on anchored keys by `multiplier` and renormalise: a bias of its log.
+
+    Args:
+        multiplier: factor > 0 on the anchored keys' attention weights; 1 is off.
+        heads: as in `AttentionBias`.
+        layers: as in `AttentionBias`.
+        queries: as in `AttentionBias`.
+
+    Returns:
+        The equivalent `AttentionBias`.
+
+    Raises:
+        ValueError: `multiplier` is not a positive number.
+
+    Source: InstABoost (arXiv 2506.13734); there the anchors are the instruction.
+    """
+    if not (multiplier > 0 and math.isfinite(multiplier)):
+        raise ValueError(f"multiplier is {multiplier!r}; expected a number above 0, such as 3.0")
+    return AttentionBias(math.log(multiplier), heads, layers, queries)
+
+
+def GUIDE(
+    delta: float = 2.0,
+    heads: Heads = None,
+    layers: Layers = None,
+    queries: Queries = "all",
+) -> AttentionBias:
+    """Add `delta` to the attention logits of anchored keys on all layers.
+
+    Args:
+        delta: bias in nats; the paper uses 1 to 3, above 5 it breaks.
+        heads: as in `AttentionBias`.
+        layers: as in `AttentionBias`.
+        queries: as in `AttentionBias`.
+
+    Returns:
+        The equivalent `AttentionBias`.
+
+    Raises:
+        ValueError: `delta` is not finite.
+
+    Source: GUIDE (arXiv 2409.19001).
+    """
+    return AttentionBias(delta, heads, layers, queries)

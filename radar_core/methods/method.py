@@ -1,0 +1,170 @@
+"""What every steering method has in common: parameters, checked once, and `applied_to`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from radar_core.hooks.attachment import Steering
+
+Queries = Literal["all", "generated"]
+Heads = Sequence[int] | Mapping[int, Sequence[int]] | None
+Layers = Sequence[int] | None
+
+
+@dataclass(frozen=True)
+class LayerPlan:
+    """What one layer's attention does to its anchored keys.
+
+    Args:
+        bias: float32 [num_heads], added to the attention logits of anchored keys; None for no bias.
+        target_mass: float32 [num_heads] in (0, 1), the share of attention that the anchors are
+            raised (or set) to; None for no target.
+        exact: with `target_mass`, set the share exactly instead of only raising it.
+        left_alone: bool [num_heads], heads that an exact target must not touch; None for none.
+        queries: which query tokens are steered, "all" or those that predict "generated" tokens.
+    """
+
+    bias: Tensor | None = None
+    target_mass: Tensor | None = None
+    exact: bool = False
+    left_alone: Tensor | None = None
+    queries: Queries = "all"
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way of steering; the concrete methods are frozen dataclasses that derive from it."""
+
+    def applied_to(self, model: Any, anchors: Any = None) -> AbstractContextManager[Steering]:
+        """Steer every forward pass of a model inside a `with` block and undo it on leaving.
+
+        Args:
+            model: a Hugging Face transformers causal language model in evaluation mode.
+            anchors: [batch, prompt] bool (or 0/1, or for biases a float factor per token) of the
+                prompt's shape, left padding included; None or nothing anchored means no steering.
+                Beams and `num_return_sequences` repeat the rows inside.
+
+        Returns:
+            A context manager; the value it yields reports what was hooked.
+
+        Raises:
+            ValueError: the model's attention cannot be hooked, or the anchors do not fit.
+            RuntimeError: the model is in training mode or is already being steered.
+        """
+        from radar_core.hooks.attachment import attach
+
+        return attach(model, self, anchors)
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether the method leaves every result as it is, so that nothing need be hooked."""
+        return False
+
+    def layer_plan(self, layer: int, num_layers: int, num_heads: int) -> LayerPlan | None:
+        """Return what a layer does to its anchored keys, None where it is left untouched.
+
+        Args:
+            layer: index of the layer.
+            num_layers: number of layers of the model.
+            num_heads: number of query heads of the layer.
+
+        Raises:
+            ValueError: `layers=` or `heads=` name one that the model does not have.
+        """
+        return None
+
+
+@dataclass(frozen=True)
+class NoSteering(Method):
+    """Run Radar's attention on every layer with nothing anchored.
+
+    The results equal the model's own to rounding, not bit for bit; benchmarks use it to tell what
+    steering costs from what Radar's attention saves.
+    """
+
+    def layer_plan(self, layer: int, num_layers: int, num_heads: int) -> LayerPlan | None:
+        return LayerPlan()
+
+
+def check_queries(queries: str) -> None:
+    """Raise ValueError unless `queries` is one of the two names that methods know."""
+    if queries not in ("all", "generated"):
+        raise ValueError(
+            f'queries is {queries!r}; expected "all" (every token) or "generated" (only the tokens '
+            "that predict the answer)"
+        )
+
+
+def check_indices(name: str, values: Sequence[int] | None) -> None:
+    """Raise ValueError unless `values` is None or a non-empty sequence of distinct ints."""
+    if values is None:
+        return
+    if isinstance(values, str) or not all(
+        isinstance(v, int) and not isinstance(v, bool) for v in values
+    ):
+        raise ValueError(f"{name} is {values!r}; expected a sequence of ints such as [20, 21, 22]")
+    if not len(values):
+        raise ValueError(f"{name} is empty; pass None for all of them")
+    if len(set(values)) != len(values):
+        raise ValueError(f"{name} is {list(values)}; it names one twice")
+
+
+def check_heads(heads: Heads) -> None:
+    """Raise ValueError unless `heads` is None, a sequence of ints or a mapping layer -> ints."""
+    if isinstance(heads, Mapping):
+        check_indices("the layers of heads", list(heads))
+        for layer, chosen in heads.items():
+            check_indices(f"heads[{layer}]", chosen)
+    else:
+        check_indices("heads", heads)
+
+
+def resolve(name: str, values: Sequence[int], count: int) -> set[int]:
+    """Turn possibly negative indices into a set of indices below `count`.
+
+    Raises:
+        ValueError: one of them lies outside -count..count-1.
+    """
+    for value in values:
+        if not -count <= value < count:
+            raise ValueError(
+                f"{name} names {value}, but this model has {count}: expected {-count}..{count - 1}"
+            )
+    return {value % count for value in values}
+
+
+def chosen_heads(
+    heads: Heads, layers: Layers, layer: int, num_layers: int, num_heads: int
+) -> Tensor | None:
+    """Return which query heads of a layer are steered: bool [num_heads], or None for none.
+
+    Args:
+        heads: None for all heads, a sequence of heads for every chosen layer, or a mapping from
+            layer to heads (layers that it does not name are left alone).
+        layers: None for all layers, or the layers to steer; negative indices count from the top.
+        layer: index of the layer asked about.
+        num_layers: number of layers of the model.
+        num_heads: number of query heads.
+    """
+    if layers is not None and layer not in resolve("layers", layers, num_layers):
+        return None
+    if isinstance(heads, Mapping):
+        resolve("heads", list(heads), num_layers)
+        of_layer = {key % num_layers: value for key, value in heads.items()}
+        if layer not in of_layer:
+            return None
+        names: Sequence[int] | None = of_layer[layer]
+    else:
+        names = heads
+    if names is None:
+        return torch.ones(num_heads, dtype=torch.bool)
+    chosen = torch.zeros(num_heads, dtype=torch.bool)
+    chosen[sorted(resolve("heads", names, num_heads))] = True
+    return chosen

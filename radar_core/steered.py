@@ -1,0 +1,333 @@
+"""A model, a tokenizer and a method: text in, steered text out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from radar_core.anchors import Anchor, RenderedPrompt, anchor_mask, anchor_spans, render_chat
+from radar_core.hooks.attachment import attach
+from radar_core.methods import SPA, Method, NoSteering
+
+if TYPE_CHECKING:
+    from radar_core.agent_radar import Prompt
+
+Messages = Sequence[Mapping[str, Any]]
+AnchorLike = str | Anchor | tuple[int, int]
+
+
+@dataclass(frozen=True)
+class PlacedAnchor:
+    """An anchor as it was found in the rendered prompt.
+
+    Args:
+        text: the anchored characters.
+        start: first character in the rendered prompt.
+        end: one past the last character.
+        tokens: indices of the prompt tokens that overlap it.
+    """
+
+    text: str
+    start: int
+    end: int
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Token counts of one reply.
+
+    Args:
+        prompt_tokens: length of the prompt.
+        completion_tokens: number of generated tokens, an end token included.
+        anchor_tokens: how many prompt tokens were anchored.
+    """
+
+    prompt_tokens: int
+    completion_tokens: int
+    anchor_tokens: int
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A steered reply.
+
+    Args:
+        text: the generated text without special tokens.
+        anchors: the anchors as placed in the prompt.
+        usage: token counts.
+    """
+
+    text: str
+    anchors: tuple[PlacedAnchor, ...]
+    usage: Usage
+
+
+class Steered:
+    """Steers a transformers model with one method; the model itself stays as it is between calls.
+
+    Args:
+        model: a decoder-only transformers model in evaluation mode.
+        tokenizer: its tokenizer; may be None if only `generate` is used.
+        method: a steering method, `SPA(strength=1.4)` by default.
+
+    Raises:
+        ValueError: `method` is no steering method.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any = None, method: Method | None = None) -> None:
+        method = SPA() if method is None else method
+        if not isinstance(method, Method):
+            raise ValueError(
+                f"method is {method!r}; expected a steering method such as SPA(strength=1.4) or "
+                "AttentionBias(2.0)"
+            )
+        self.model = model
+        self.tokenizer = tokenizer
+        self.method = method
+
+    def chat(
+        self,
+        messages: Messages | Prompt,
+        anchors: Iterable[AnchorLike] | None = None,
+        max_new_tokens: int = 128,
+        *,
+        include_template: bool = False,
+        template: Mapping[str, Any] | None = None,
+        **generate: Any,
+    ) -> Reply:
+        """Answer a conversation, steered towards its anchors.
+
+        Args:
+            messages: dicts with "role" and "content", oldest first, or an `AgentRadar` prompt,
+                which brings its own anchors.
+            anchors: texts that occur once in the messages, `Anchor`s, or (start, end) characters
+                of the rendered prompt; none means an unsteered reply.
+            max_new_tokens: length limit of the reply, in tokens.
+            include_template: whether anchors may cover the chat template's own text.
+            template: further arguments of the chat template, e.g. {"enable_thinking": False}.
+            **generate: anything `model.generate` takes (do_sample, stop_strings, streamer, ...).
+
+        Returns:
+            The reply with its anchors and token counts.
+
+        Raises:
+            ValueError: an anchor is absent, ambiguous or covers everything; the prompt does not
+                fit the model's context; the model cannot be steered.
+        """
+        if not isinstance(messages, Sequence):
+            anchors = messages.anchors if anchors is None else anchors
+            messages = messages.messages
+        rendered = self._render(messages, template)
+        placed = place(rendered, anchors or (), include_template)
+        inputs = self._batch([rendered], [placed], include_template)
+        if generate.get("num_return_sequences", 1) != 1:
+            raise ValueError("chat gives one reply; use generate for num_return_sequences")
+        if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens is {max_new_tokens!r}; expected an int of at least 1")
+        check_fits(self.model, len(rendered), max_new_tokens)
+        out = self.generate(**inputs, max_new_tokens=max_new_tokens, **generate)
+        sequences = out if isinstance(out, Tensor) else out.sequences
+        new = sequences[0, len(rendered) :]
+        usage = Usage(len(rendered), len(new), int(inputs["anchors"].sum()))
+        return Reply(self.tokenizer.decode(new, skip_special_tokens=True), placed, usage)
+
+    def prepare(
+        self,
+        conversations: Sequence[Messages],
+        anchors: Sequence[Iterable[AnchorLike]],
+        *,
+        include_template: bool = False,
+        template: Mapping[str, Any] | None = None,
+    ) -> dict[str, Tensor]:
+        """Turn several conversations into one left-padded batch for `generate`.
+
+        Args:
+            conversations: a list of messages for each prompt.
+            anchors: for each prompt its anchors, as in `chat`.
+            include_template: as in `chat`.
+            template: as in `chat`.
+
+        Returns:
+            input_ids int64, attention_mask int64 and anchors bool, each [batch, longest prompt],
+            on the model's device.
+
+        Raises:
+            ValueError: the two lists differ in length, or as in `chat`.
+        """
+        if len(conversations) != len(anchors) or not conversations:
+            raise ValueError(
+                f"{len(conversations)} conversations and {len(anchors)} lists of anchors; expected "
+                "as many of one as of the other, and at least one"
+            )
+        rendered = [self._render(messages, template) for messages in conversations]
+        placed = [
+            place(prompt, chosen, include_template)
+            for prompt, chosen in zip(rendered, anchors, strict=True)
+        ]
+        return self._batch(rendered, placed, include_template)
+
+    def generate(
+        self, input_ids: Tensor | None = None, *, anchors: Any = None, **inputs: Any
+    ) -> Any:
+        """Call the model's own `generate` with the method applied.
+
+        Args:
+            input_ids: int64 [batch, prompt]; `inputs_embeds` may be given instead.
+            anchors: bool (or 0/1) [batch, prompt], True = steer towards this token; None or all
+                False generates unsteered.
+            **inputs: anything `model.generate` takes.
+
+        Returns:
+            What `model.generate` returns, of the same type.
+
+        Raises:
+            ValueError: the anchors do not have the prompt's shape, anchor all of a prompt, or the
+                model cannot be steered.
+        """
+        prompt = input_ids if input_ids is not None else inputs.get("inputs_embeds")
+        if prompt is None:
+            raise ValueError("generate needs input_ids (or inputs_embeds)")
+        if anchors is not None:
+            anchors = torch.as_tensor(anchors)
+            check_shape(anchors, prompt, inputs.get("attention_mask"))
+        if "stop_strings" in inputs and "tokenizer" not in inputs:
+            if self.tokenizer is None:
+                raise ValueError("stop_strings needs a tokenizer: Steered(model, tokenizer, ...)")
+            inputs["tokenizer"] = self.tokenizer
+        if input_ids is not None:
+            inputs["input_ids"] = input_ids
+        with attach(self.model, self.method, anchors):
+            return self.model.generate(**inputs)
+
+    def _render(self, messages: Messages, template: Mapping[str, Any] | None) -> RenderedPrompt:
+        if self.tokenizer is None:
+            raise ValueError("chat needs a tokenizer: Steered(model, tokenizer, method)")
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
+        if not messages:
+            raise ValueError("messages is empty; expected at least one message")
+        return render_chat(self.tokenizer, messages, **(template or {}))
+
+    def _batch(
+        self,
+        rendered: Sequence[RenderedPrompt],
+        placed: Sequence[Sequence[PlacedAnchor]],
+        include_template: bool,
+    ) -> dict[str, Tensor]:
+        longest = max(len(prompt) for prompt in rendered)
+        padding = self.tokenizer.pad_token_id
+        padding = self.tokenizer.eos_token_id if padding is None else padding
+        ids = torch.full((len(rendered), longest), padding or 0, dtype=torch.long)
+        mask = torch.zeros_like(ids)
+        anchored = torch.zeros_like(ids, dtype=torch.bool)
+        for row, (prompt, anchors) in enumerate(zip(rendered, placed, strict=True)):
+            start = longest - len(prompt)
+            ids[row, start:] = torch.tensor(prompt.input_ids)
+            mask[row, start:] = 1
+            spans = [(anchor.start, anchor.end) for anchor in anchors]
+            anchored[row, start:] = torch.tensor(anchor_mask(prompt, spans, include_template))
+        device = self.model.device
+        return {
+            "input_ids": ids.to(device),
+            "attention_mask": mask.to(device),
+            "anchors": anchored.to(device),
+        }
+
+
+@torch.no_grad()
+def attention_mass(
+    model: Any,
+    input_ids: Tensor,
+    anchors: Any,
+    method: Method | None = None,
+    attention_mask: Tensor | None = None,
+) -> Tensor:
+    """Measure the share of attention that the anchors get from the last prompt token.
+
+    Args:
+        model: a transformers causal language model in evaluation mode.
+        input_ids: int64 [batch, prompt], left-padded if the lengths differ.
+        anchors: bool [batch, prompt].
+        method: measure with this method applied; None measures the unsteered model. SPA leaves the
+            attention of the branch that sees everything as it is.
+        attention_mask: int64 [batch, prompt]; None if nothing is padded.
+
+    Returns:
+        float32 [batch, layers, heads], each in 0..1.
+
+    Raises:
+        ValueError: nothing is anchored, or the anchors do not have the prompt's shape.
+    """
+    anchors = torch.as_tensor(anchors)
+    check_shape(anchors, input_ids, attention_mask)
+    if not bool(anchors.any()):
+        raise ValueError("anchors marks no token, so there is nothing to measure")
+    method = NoSteering() if method is None or method.is_identity else method
+    with attach(model, method, anchors, measure=True) as steering:
+        model(input_ids, attention_mask=attention_mask, logits_to_keep=1)
+    assert steering.attention is not None
+    return steering.attention.measured_mass()
+
+
+def place(
+    rendered: RenderedPrompt, anchors: Iterable[AnchorLike], include_template: bool = False
+) -> tuple[PlacedAnchor, ...]:
+    """Find every anchor in a rendered prompt.
+
+    Args:
+        rendered: the prompt.
+        anchors: texts, `Anchor`s or (start, end) characters of the rendered prompt.
+        include_template: whether they may cover the template's own text.
+
+    Returns:
+        One placed anchor for each, in their order.
+
+    Raises:
+        ValueError: as in `Steered.chat`.
+    """
+    found = []
+    for start, end in anchor_spans(rendered, anchors):
+        mask = anchor_mask(rendered, [(start, end)], include_template)
+        tokens = tuple(index for index, anchored in enumerate(mask) if anchored)
+        found.append(PlacedAnchor(rendered.text[start:end], start, end, tokens))
+    return tuple(found)
+
+
+def check_fits(model: Any, prompt: int, new: int) -> None:
+    """Raise ValueError if a prompt and its reply are longer than the model's context."""
+    config = model.config.get_text_config(decoder=True)
+    limit = getattr(config, "max_position_embeddings", None)
+    if limit is not None and prompt + new > limit:
+        raise ValueError(
+            f"the prompt has {prompt} tokens and max_new_tokens is {new}, but the model's context "
+            f"holds {limit}; shorten the conversation or the reply"
+        )
+
+
+def check_shape(anchors: Tensor, prompt: Tensor, attention_mask: Tensor | None) -> None:
+    """Raise ValueError unless anchors have a prompt's shape and leave some of each prompt alone."""
+    shape = list(prompt.shape[:2])
+    if list(anchors.shape) != shape:
+        raise ValueError(
+            f"anchors has shape {list(anchors.shape)}; expected {shape}, the shape of the prompt"
+        )
+    anchored = anchors.bool()
+    if (
+        attention_mask is not None
+        and attention_mask.dim() == 2
+        and attention_mask.shape == anchors.shape
+    ):
+        padding = attention_mask.to(anchored.device) == 0
+        if bool((anchored & padding).any()):
+            raise ValueError("anchors marks tokens that attention_mask pads out")
+        whole = (anchored | padding).all(dim=1) & anchored.any(dim=1)
+        if bool(whole.any()):
+            raise ValueError(
+                f"row {int(whole.float().argmax())} of anchors anchors every token of its prompt, "
+                "which steers nothing; anchor the part that matters"
+            )

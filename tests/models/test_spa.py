@@ -1,0 +1,175 @@
+"""SPA against uncached two-pass computations and transformers' classifier-free guidance."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers.generation.streamers import BaseStreamer
+
+from radar_core import SPA
+from tests.models.tiny import FAMILIES, full_logits, hidden_logits, prompts, tiny_model
+
+STEPS = 12
+BATCH = dict(lengths=[23, 17], anchored=[[3, 4, 5, 12, 20], [2, 9, 10]])
+GREEDY = dict(
+    do_sample=False, max_new_tokens=STEPS, output_logits=True, return_dict_in_generate=True
+)
+
+
+def blended(model, ids, mask, anchors, strength):
+    full = full_logits(model, ids, mask)
+    hidden = hidden_logits(model, ids, mask, anchors)
+    if model.config.get_text_config().model_type == "gemma2":
+        assert full.abs().max() <= 30
+    return strength * full + (1 - strength) * hidden
+
+
+def close_at_every_step(model, inputs, strength, **options):
+    anchors = inputs["anchors"]
+    asked = {k: v for k, v in inputs.items() if k != "anchors"}
+    with SPA(strength).applied_to(model, anchors=anchors):
+        out = model.generate(**asked, **GREEDY, **options)
+    weights = torch.as_tensor(strength).view(-1, 1)
+    prompt = asked["input_ids"].shape[1]
+    for step, logits in enumerate(out.logits):
+        expected = blended(
+            model, out.sequences[:, : prompt + step], asked["attention_mask"], anchors, weights
+        )
+        torch.testing.assert_close(logits.float(), expected, atol=2e-4, rtol=0)
+    return out
+
+
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_equals_two_uncached_passes(family):
+    implementation = "eager" if family == "Gemma2" else "sdpa"
+    close_at_every_step(tiny_model(family, implementation), prompts(**BATCH), 1.7)
+
+
+@pytest.mark.parametrize("strength", [-1.0, 0.0, 0.5, 3.0])
+def test_strengths(strength):
+    close_at_every_step(tiny_model("Llama"), prompts(**BATCH), strength)
+
+
+def test_a_strength_for_every_row():
+    close_at_every_step(tiny_model("Llama"), prompts(**BATCH), [1.0, 2.5])
+
+
+def test_first_token_anchored():
+    close_at_every_step(tiny_model("Llama"), prompts([20], [[0, 1, 7]]), 1.5)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"cache_implementation": "static", "disable_compile": True},
+        {"prefill_chunk_size": 4},
+        {"use_cache": False},
+    ],
+)
+@pytest.mark.parametrize("family", ["Llama", "Mistral"])
+def test_caches(family, options):
+    close_at_every_step(tiny_model(family), prompts(**BATCH), 1.7, **options)
+
+
+@pytest.mark.parametrize("strength", [1.4, 3.0])
+def test_equals_transformers_guidance(strength):
+    model, inputs = tiny_model("Llama"), prompts(**BATCH)
+    anchors = inputs.pop("anchors")
+    guided = model.generate(
+        **inputs,
+        **GREEDY,
+        output_scores=True,
+        guidance_scale=strength,
+        negative_prompt_ids=inputs["input_ids"],
+        negative_prompt_attention_mask=inputs["attention_mask"] * ~anchors,
+    )
+    with SPA(strength).applied_to(model, anchors=anchors):
+        ours = model.generate(**inputs, **GREEDY)
+    # Guidance counts positions from the cache, which rotary embeddings do not notice.
+    assert torch.equal(ours.sequences, guided.sequences)
+    for logits, scores in zip(ours.logits, guided.scores, strict=True):
+        difference = (logits.softmax(-1) - scores.softmax(-1)).abs().max()
+        assert difference < 1e-5 * max(1, strength)
+
+
+def test_beams_and_returned_sequences():
+    """Beam search over a cache equals beam search without one."""
+    model, inputs = tiny_model("Llama"), prompts(**BATCH)
+    anchors = inputs.pop("anchors")
+    options = dict(num_beams=3, num_return_sequences=2, do_sample=False, max_new_tokens=8)
+    with SPA(2.0).applied_to(model, anchors=anchors):
+        cached = model.generate(**inputs, **options)
+        uncached = model.generate(**inputs, **options, use_cache=False)
+    assert torch.equal(cached, uncached)
+
+
+def test_sampling_draws_from_the_blend():
+    model, inputs = tiny_model("Llama"), prompts(**BATCH)
+    anchors = inputs.pop("anchors")
+    sampled = dict(GREEDY, do_sample=True, temperature=0.7, top_k=20)
+    with SPA(2.0).applied_to(model, anchors=anchors):
+        torch.manual_seed(5)
+        ours = model.generate(**inputs, **sampled)
+        torch.manual_seed(5)
+        again = model.generate(**inputs, **sampled)
+    assert torch.equal(ours.sequences, again.sequences)
+    prompt = inputs["input_ids"].shape[1]
+    expected = blended(model, ours.sequences[:, :-1], inputs["attention_mask"], anchors, 2.0)
+    torch.testing.assert_close(ours.logits[-1], expected, atol=2e-4, rtol=0)
+    assert ours.sequences.shape[1] == prompt + STEPS
+
+
+def test_streaming():
+    class Collect(BaseStreamer):
+        def __init__(self):
+            self.tokens = []
+
+        def put(self, value):
+            self.tokens.append(value.flatten())
+
+        def end(self):
+            self.ended = True
+
+    model, inputs = tiny_model("Llama"), prompts([20], [[5, 6]])
+    anchors = inputs.pop("anchors")
+    streamer = Collect()
+    with SPA(2.0).applied_to(model, anchors=anchors):
+        out = model.generate(**inputs, **GREEDY, streamer=streamer)
+    assert streamer.ended and torch.equal(torch.cat(streamer.tokens), out.sequences[0])
+
+
+def test_a_plain_forward_gives_blended_logits_of_every_token():
+    model, inputs = tiny_model("Llama"), prompts([20], [[5, 6]])
+    anchors = inputs.pop("anchors")
+    with SPA(2.0).applied_to(model, anchors=anchors):
+        steered = model(**inputs).logits
+    assert steered.shape == (1, 20, 97)
+    expected = blended(model, inputs["input_ids"], inputs["attention_mask"], anchors, 2.0)
+    torch.testing.assert_close(steered[:, -1], expected, atol=2e-4, rtol=0)
+
+
+def test_a_cache_with_the_anchors_in_it_is_refused():
+    model, inputs = tiny_model("Llama"), prompts([20], [[5, 6]])
+    anchors = inputs.pop("anchors")
+    out = model(**inputs, use_cache=True)
+    cache = out["cache"] if "cache" in out else out["past_key_values"]
+    with (
+        SPA(2.0).applied_to(model, anchors=anchors),
+        pytest.raises(ValueError, match="anchors visible"),
+    ):
+        model.generate(
+            torch.cat([inputs["input_ids"], torch.tensor([[3]])], 1), past_key_values=cache
+        )
+
+
+def test_batch_gives_each_prompts_own_result():
+    model, inputs = tiny_model("Llama"), prompts(**BATCH)
+    anchors = inputs.pop("anchors")
+    with SPA(2.0).applied_to(model, anchors=anchors):
+        together = model.generate(**inputs, **GREEDY)
+    for row, length in enumerate(BATCH["lengths"]):
+        ids = inputs["input_ids"][row : row + 1, -length:]
+        with SPA(2.0).applied_to(model, anchors=anchors[row : row + 1, -length:]):
+            alone = model.generate(ids, **GREEDY)
+        for one, many in zip(alone.logits, together.logits, strict=True):
+            torch.testing.assert_close(one[0], many[row], atol=2e-4, rtol=0)

@@ -1,0 +1,144 @@
+"""Tiny random models of several families, and independent oracles of steering."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+SHAPE = dict(
+    vocab_size=97,
+    hidden_size=96,
+    intermediate_size=96,
+    num_hidden_layers=3,
+    num_attention_heads=6,
+    num_key_value_heads=2,
+    max_position_embeddings=256,
+)
+FAMILIES: dict[str, dict[str, Any]] = {
+    "Llama": SHAPE | {"head_dim": 16},
+    "Qwen2": SHAPE,
+    "Qwen3": SHAPE | {"head_dim": 16},
+    "Mistral": SHAPE | {"head_dim": 16, "sliding_window": 8},
+    "Gemma2": SHAPE | {"head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 16},
+    "Phi3": SHAPE | {"pad_token_id": 0},
+    "GPT2": {
+        "vocab_size": 97,
+        "n_embd": 48,
+        "n_layer": 3,
+        "n_head": 6,
+        "n_positions": 256,
+        "n_inner": 96,
+    },
+}
+
+
+def tiny_model(family: str, implementation: str = "sdpa", seed: int = 0) -> Any:
+    """Return a random float32 model in evaluation mode, with weights large enough to matter."""
+    config = getattr(transformers, f"{family}Config")(
+        **FAMILIES[family], attn_implementation=implementation
+    )
+    config.eos_token_id = None
+    config.bos_token_id = None
+    config.pad_token_id = 0
+    name = "GPT2LMHeadModel" if family == "GPT2" else f"{family}ForCausalLM"
+    torch.manual_seed(seed)
+    model = getattr(transformers, name)(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(std=0.15)
+    model.generation_config.eos_token_id = None
+    model.generation_config.pad_token_id = 0
+    return model
+
+
+def eager_twin(model: Any) -> Any:
+    """Return a copy of a model, the same weights, with transformers' eager attention."""
+    config = type(model.config).from_dict(model.config.to_dict(), attn_implementation="eager")
+    twin = type(model)(config).eval()
+    twin.load_state_dict(model.state_dict())
+    twin.to(model.dtype)
+    twin.generation_config = model.generation_config
+    return twin
+
+
+def prompts(lengths: list[int], anchored: list[list[int]], seed: int = 1) -> dict[str, Tensor]:
+    """Return left-padded random prompts with anchors at the given positions of each prompt."""
+    generator = torch.Generator().manual_seed(seed)
+    longest = max(lengths)
+    ids = torch.zeros(len(lengths), longest, dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    anchors = torch.zeros_like(ids, dtype=torch.bool)
+    for row, (length, places) in enumerate(zip(lengths, anchored, strict=True)):
+        start = longest - length
+        ids[row, start:] = torch.randint(1, 97, (length,), generator=generator)
+        mask[row, start:] = 1
+        anchors[row, [start + place for place in places]] = True
+    return {"input_ids": ids, "attention_mask": mask, "anchors": anchors}
+
+
+def extended(mask: Tensor, length: int, value: int | bool) -> Tensor:
+    """Return a [B, P] mask continued to `length` columns with a constant."""
+    tail = torch.full((mask.shape[0], length - mask.shape[1]), value, dtype=mask.dtype)
+    return torch.cat([mask, tail], dim=1)
+
+
+@torch.no_grad()
+def hidden_logits(model: Any, ids: Tensor, mask: Tensor, anchors: Tensor) -> Tensor:
+    """Return the last position's logits without the anchors: an uncached pass, positions kept."""
+    seen = extended(mask, ids.shape[1], 1)
+    hidden = seen * ~extended(anchors, ids.shape[1], False)
+    positions = (seen.cumsum(1) - 1).clamp(min=0)
+    return model(ids, attention_mask=hidden, position_ids=positions).logits[:, -1].float()
+
+
+@torch.no_grad()
+def full_logits(model: Any, ids: Tensor, mask: Tensor) -> Tensor:
+    """Return the last position's logits of an unsteered, uncached pass."""
+    nothing = torch.zeros_like(mask, dtype=torch.bool)
+    return hidden_logits(model, ids, mask, nothing)
+
+
+@torch.no_grad()
+def biased_logits(
+    twin: Any,
+    ids: Tensor,
+    mask: Tensor,
+    anchors: Tensor,
+    bias: dict[int, Tensor],
+    first_query: int = 0,
+) -> Tensor:
+    """Return the last position's logits of eager attention with a bias added to its float mask.
+
+    Args:
+        twin: the model with eager attention.
+        bias: float [heads] for every layer that is steered.
+        first_query: queries before this position are not steered.
+    """
+    seen = extended(mask, ids.shape[1], 1)
+    positions = (seen.cumsum(1) - 1).clamp(min=0)
+    keys = extended(anchors, ids.shape[1], False).float()
+    steered = (torch.arange(ids.shape[1]) >= first_query).float()
+    handles = []
+    for module in twin.modules():
+        layer = getattr(module, "layer_idx", None)
+        if "Attention" not in type(module).__name__ or layer not in bias:
+            continue
+        grid = keys[:, None, None, :] * steered[None, None, :, None]
+        added = bias[layer][None, :, None, None] * grid
+
+        def add(module: Any, args: Any, kwargs: Any, added: Tensor = added) -> Any:
+            if kwargs.get("attention_mask") is None:
+                return (args[0], *args[1:-1], args[-1] + added), kwargs
+            return args, kwargs | {"attention_mask": kwargs["attention_mask"] + added}
+
+        handles.append(module.register_forward_pre_hook(add, with_kwargs=True))
+    try:
+        out = twin(ids, attention_mask=seen, position_ids=positions)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return out.logits[:, -1].float()

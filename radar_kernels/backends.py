@@ -21,6 +21,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch import Tensor
 
 _logger = logging.getLogger("radar_kernels")
 
@@ -166,9 +167,8 @@ def needs_gradient(arguments: Any) -> bool:
     """
     if not torch.is_grad_enabled():
         return False
-    return any(
-        getattr(getattr(arguments, name), "requires_grad", False) for name in arguments.__slots__
-    )
+    given = (getattr(arguments, name) for name in arguments.__slots__)
+    return any(isinstance(one, Tensor) and one.requires_grad for one in given)
 
 
 def _implementation(operator: str, backend: str, arguments: Any) -> Callable:

@@ -17,7 +17,7 @@ from radar_kernels.anchor_attention.validation import (
     unit_stride,
 )
 from radar_kernels.backends import choose, needs_gradient
-from radar_kernels.registration import register, token_major
+from radar_kernels.registration import register, token_major, unpack
 
 _TARGET_MODES = {"at_least": False, "exact": True}
 
@@ -212,9 +212,8 @@ def _traced(
 
 
 def _run(*arguments: object) -> tuple[Tensor, Tensor]:
-    *fields, backend = arguments
-    call = AnchorAttentionArguments(*fields)  # type: ignore[arg-type]
-    out, mass = choose("anchor_attention", call, backend)(call)  # type: ignore[arg-type]
+    call, backend = unpack(AnchorAttentionArguments, arguments)
+    out, mass = choose("anchor_attention", call, backend)(call)
     if mass is None:
         mass = out.new_empty(0, dtype=torch.float32)
     return token_major(out), mass.contiguous()

@@ -111,7 +111,7 @@ def _factors(
 
 def _gain(gain: float | Tensor, heads: int, device: torch.device) -> Tensor:
     if not isinstance(gain, Tensor):
-        if not math.isfinite(gain):
+        if not torch.compiler.is_compiling() and not math.isfinite(gain):
             raise ValueError(f"gain is {gain}; expected a finite number")
         return torch.full((heads,), gain, dtype=torch.float32, device=device)
     if gain.shape not in ((), (heads,)):

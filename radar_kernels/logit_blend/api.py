@@ -8,7 +8,7 @@ from torch import Tensor
 from radar_kernels.backends import choose, needs_gradient
 from radar_kernels.logit_blend import reference
 from radar_kernels.logit_blend.arguments import BlendArguments, SampleArguments
-from radar_kernels.registration import register
+from radar_kernels.registration import register, unpack
 
 
 def blend_logits(
@@ -192,19 +192,20 @@ def _per_row(
     most: float = math.inf,
 ) -> Tensor:
     """A float or [B] as float32 [B]."""
-    if isinstance(given, Tensor):
-        values = _spread(name, given, full).to(torch.float32)
-    else:
-        if not (math.isfinite(given) and least <= given <= most):
-            raise ValueError(f"{name} is {given}; expected a finite number {_range(least, most)}")
-        return torch.full((full.shape[0],), given, dtype=torch.float32, device=full.device)
-    if given.device.type == "cpu" and not torch.compiler.is_compiling():
-        for one in given.flatten().tolist():
+    if not torch.compiler.is_compiling():
+        for one in _readable(given):
             if not (math.isfinite(one) and least <= one <= most):
-                raise ValueError(
-                    f"{name} holds {one}; expected finite numbers {_range(least, most)}"
-                )
-    return values
+                raise ValueError(f"{name} is {one}; expected a finite number {_range(least, most)}")
+    if isinstance(given, Tensor):
+        return _spread(name, given, full).to(torch.float32)
+    return torch.full((full.shape[0],), given, dtype=torch.float32, device=full.device)
+
+
+def _readable(given: float | Tensor) -> list[float]:
+    """The values that can be read without waiting for a device."""
+    if not isinstance(given, Tensor):
+        return [given]
+    return given.flatten().tolist() if given.device.type == "cpu" else []
 
 
 def _range(least: float, most: float) -> str:
@@ -215,17 +216,15 @@ def _range(least: float, most: float) -> str:
 
 def _integers(name: str, given: int | Tensor, full: Tensor, least: int = -(2**63)) -> Tensor:
     """An int or [B] as int64 [B]."""
-    if not isinstance(given, Tensor):
-        if not least <= given < 2**63:
-            raise ValueError(f"{name} is {given}; expected an integer from {least} to 2^63 - 1")
-        return torch.full((full.shape[0],), given, dtype=torch.int64, device=full.device)
-    if given.is_floating_point() or given.dtype == torch.bool:
+    if isinstance(given, Tensor) and (given.is_floating_point() or given.dtype == torch.bool):
         raise ValueError(f"{name} is {given.dtype}; expected integers")
-    if given.device.type == "cpu" and not torch.compiler.is_compiling():
-        for one in given.flatten().tolist():
-            if one < least:
-                raise ValueError(f"{name} holds {one}; expected at least {least}")
-    return _spread(name, given, full).to(torch.int64)
+    if not torch.compiler.is_compiling():
+        for one in _readable(given):
+            if not least <= one < 2**63:
+                raise ValueError(f"{name} is {one}; expected {least} to 2^63 - 1")
+    if isinstance(given, Tensor):
+        return _spread(name, given, full).to(torch.int64)
+    return torch.full((full.shape[0],), given, dtype=torch.int64, device=full.device)
 
 
 def _spread(name: str, given: Tensor, full: Tensor) -> Tensor:
@@ -249,9 +248,8 @@ def _fake_blend(full: Tensor, *others: object) -> Tensor:
 
 
 def _run_sample(*arguments: object) -> Tensor:
-    *fields, backend = arguments
-    call = SampleArguments(*fields)  # type: ignore[arg-type]
-    return choose("sample_logits", call, backend)(call)  # type: ignore[arg-type]
+    call, backend = unpack(SampleArguments, arguments)
+    return choose("sample_logits", call, backend)(call)
 
 
 def _fake_sample(full: Tensor, *others: object) -> Tensor:

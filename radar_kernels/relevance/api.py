@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from radar_kernels.backends import choose, needs_gradient
-from radar_kernels.registration import register
+from radar_kernels.registration import register, unpack
 from radar_kernels.relevance import reference
 from radar_kernels.relevance.arguments import RelevanceArguments
 
@@ -267,9 +267,9 @@ def _fields(arguments: RelevanceArguments) -> list:
 
 
 def _run_scores(*arguments: object) -> Tensor:
-    *fields, backend = arguments
-    call = RelevanceArguments(*fields)  # type: ignore[arg-type]
-    return choose("relevance_scores", call, backend)(call).contiguous()  # type: ignore[arg-type]
+    taken, backend = arguments[:9], arguments[9:]
+    call, chosen = unpack(RelevanceArguments, (*taken, None, None, *backend))
+    return choose("relevance_scores", call, chosen)(call).contiguous()
 
 
 def _fake_scores(sentences: Tensor, queries: Tensor, *others: object) -> Tensor:
@@ -277,9 +277,8 @@ def _fake_scores(sentences: Tensor, queries: Tensor, *others: object) -> Tensor:
 
 
 def _run_select(*arguments: object) -> tuple[Tensor, Tensor, Tensor]:
-    *fields, backend = arguments
-    call = RelevanceArguments(*fields)  # type: ignore[arg-type]
-    return choose("select_relevant", call, backend)(call)  # type: ignore[arg-type]
+    call, backend = unpack(RelevanceArguments, arguments)
+    return choose("select_relevant", call, backend)(call)
 
 
 def _fake_select(

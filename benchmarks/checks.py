@@ -1,0 +1,274 @@
+"""Is the result right? Every contender against forward passes that use nobody's shortcuts."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.contenders import (
+    SPA_STRENGTH,
+    Case,
+    Contender,
+    Target,
+    anchoring_processor,
+)
+
+# float32: probabilities within this times max(1, strength); bias logits within the second.
+PROBABILITY_TOLERANCE = 1e-5
+LOGIT_TOLERANCE = 1e-4
+# bfloat16: the mean total variation distance may be this many times the unsteered model's own
+# (times the blend's amplification), is never asked to be below the second, and never let above the
+# third.
+BF16_SLACK = 2.0
+BF16_LEAST = 0.005
+BF16_MOST = 0.1
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A contender's own tokens and what it chose them from.
+
+    Args:
+        tokens: int64 [steps].
+        scores: float32 [steps, vocabulary], after the contender's processing.
+    """
+
+    tokens: Tensor
+    scores: Tensor
+
+    @property
+    def probabilities(self) -> Tensor:
+        """softmax of the scores."""
+        return self.scores.softmax(-1)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a result is right, and what that was found by.
+
+    Args:
+        right: whether it may be timed.
+        text: what was compared and how near it came.
+    """
+
+    right: bool
+    text: str
+
+
+@dataclass
+class Oracle:
+    """Uncached float32 forward passes with explicit 4-D masks, through eager attention.
+
+    Args:
+        model: a copy of the contenders' weights in float32, used by nobody else.
+    """
+
+    model: Any
+    _known: dict[tuple[Any, ...], Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, model: Any) -> Oracle:
+        """Copy a model's weights to float32, as they are after rounding to its dtype."""
+        twin = copy.deepcopy(model).float()
+        twin.set_attn_implementation("eager")
+        return cls(twin)
+
+    def logits(self, case: Case, tokens: Tensor, target: Target) -> Tensor:
+        """Compute what a contender should have chosen its tokens from.
+
+        Args:
+            case: the work.
+            tokens: int64 [steps], the tokens that followed the prompt.
+            target: what the contender claims to compute.
+
+        Returns:
+            float32 [steps, vocabulary].
+        """
+        full = self._forward(case, tokens, target.bias)
+        if target.strength == 1.0:
+            return full
+        hidden = self._forward(case, tokens, torch.finfo(torch.float32).min)
+        return torch.lerp(hidden, full, target.strength)
+
+    def _forward(self, case: Case, tokens: Tensor, bias: float) -> Tensor:
+        anchored = tuple(case.anchors[0].nonzero()[:, 0].tolist()) if bias else ()
+        key = (case.prompt.text, tuple(tokens.tolist()), bias, anchored)
+        if key not in self._known:
+            ids = torch.cat([case.prompt.input_ids, tokens[None, :-1]], dim=1)
+            minimum = torch.finfo(torch.float32).min
+            mask = torch.full((ids.shape[1], ids.shape[1]), minimum).triu(1)
+            mask[:, list(anchored)] += bias
+            mask.clamp_(min=minimum)
+            self._known[key] = self.model(
+                input_ids=ids,
+                attention_mask=mask[None, None],
+                use_cache=False,
+                logits_to_keep=len(tokens),
+            ).logits[0]
+        return self._known[key]
+
+
+def trace(contender: Contender, case: Case, steps: int) -> Trace:
+    """Let a contender generate and keep what it chose every token from.
+
+    Args:
+        contender: who.
+        case: the work.
+        steps: how many tokens.
+
+    Returns:
+        Its trace.
+    """
+    out = contender.generate(
+        case, max_new_tokens=steps, return_dict_in_generate=True, output_scores=True
+    )
+    tokens = out.sequences[0, case.prompt.tokens :]
+    return Trace(tokens.clone(), torch.cat(out.scores).float())
+
+
+def judge(
+    contender: Contender,
+    case: Case,
+    found: Trace,
+    oracle: Oracle,
+    twins: Mapping[str, Trace],
+    rounding: float,
+) -> Verdict:
+    """Judge a trace against the oracle and, in float32, against the contender's twin.
+
+    Args:
+        contender: who; its target is not None.
+        case: the work.
+        found: its trace.
+        oracle: of the case's model.
+        twins: traces of contenders that were right.
+        rounding: bfloat16 only: `distance` of the unsteered model to its oracle.
+
+    Returns:
+        The verdict.
+    """
+    target = contender.target
+    if target is None:
+        raise ValueError("contender has no target; expected one that the oracle can compute")
+    expected = oracle.logits(case, found.tokens, target)
+    if not bool(found.scores.isfinite().all()):
+        return Verdict(False, "scores are not finite")
+    if case.dtype == "bf16":
+        return _judge_bf16(found, expected, target, rounding, oracle, case)
+    verdict = _judge_fp32(found, expected, target)
+    twin = twins.get(contender.twin or "")
+    if not verdict.right or twin is None:
+        return verdict
+    same = torch.equal(found.tokens, twin.tokens)
+    error = float((found.probabilities - twin.probabilities).abs().max()) if same else float("nan")
+    return Verdict(
+        same and error <= PROBABILITY_TOLERANCE * max(1.0, abs(target.strength)),
+        f"{verdict.text}; {'same' if same else 'NOT the same'} tokens as {contender.twin}, "
+        f"probabilities within {error:.1e}",
+    )
+
+
+def distance(found: Trace, expected: Tensor) -> float:
+    """Return the total variation distance between two distributions, mean over the steps.
+
+    Args:
+        found: the trace.
+        expected: float32 [steps, vocabulary] logits.
+
+    Returns:
+        A number in [0, 1].
+    """
+    return float((found.probabilities - expected.softmax(-1)).abs().sum(-1).mean()) / 2
+
+
+def judge_anchoring(contender: Contender, case: Case, steps: int) -> Verdict:
+    """Judge the released package by what can be known of it.
+
+    From the second token on it attends to its placeholders again, and its second prompt is shorter
+    than the first, so it is nobody's equal. Known are its first step (the blend of the full prompt
+    with its own second prompt) and that it runs two forward passes a token.
+
+    Args:
+        contender: the released package.
+        case: the work.
+        steps: how many tokens.
+
+    Returns:
+        The verdict.
+    """
+    with _counted_forwards(case.model) as forwards:
+        found = trace(contender, case, steps)
+    processor = anchoring_processor(case)
+    full = case.model(case.prompt.input_ids, logits_to_keep=1).logits[:, -1].float()
+    second = case.model(
+        processor.aux_input_ids, attention_mask=processor.attention_mask, logits_to_keep=1
+    ).logits[:, -1]
+    expected = torch.lerp(second.float(), full, SPA_STRENGTH)
+    first = Trace(found.tokens[:1], found.scores[:1])
+    error = distance(first, expected)
+    tolerance = 1e-4 if case.dtype == "fp32" else 0.05
+    return Verdict(
+        forwards[0] == 2 * steps and error <= tolerance,
+        f"{forwards[0]} forwards for {steps} tokens; first token within {error:.1e} (total "
+        f"variation) of the blend with its own second prompt of {second_length(processor)} "
+        f"tokens; later steps drop its mask and equal nobody's",
+    )
+
+
+def second_length(processor: Any) -> int:
+    """Return the length of the released package's second prompt."""
+    return int(processor.aux_input_ids.shape[1])
+
+
+def _judge_fp32(found: Trace, expected: Tensor, target: Target) -> Verdict:
+    gap = expected.max(-1).values - expected.gather(-1, found.tokens[:, None])[:, 0]
+    errors = {"probabilities": float((found.probabilities - expected.softmax(-1)).abs().max())}
+    limits = {"probabilities": PROBABILITY_TOLERANCE * max(1.0, abs(target.strength))}
+    if target.bias:
+        errors["logits"] = float((found.scores - expected).abs().max())
+        limits["logits"] = LOGIT_TOLERANCE
+    within = ", ".join(f"{name} within {error:.1e}" for name, error in errors.items())
+    greedy = float(gap.max()) <= 2 * LOGIT_TOLERANCE
+    return Verdict(
+        greedy and all(errors[name] <= limits[name] for name in errors),
+        f"{len(found.tokens)} tokens {'greedy by' if greedy else 'NOT greedy by'} an uncached "
+        f"eager oracle, {within}",
+    )
+
+
+def _judge_bf16(
+    found: Trace,
+    expected: Tensor,
+    target: Target,
+    rounding: float,
+    oracle: Oracle,
+    case: Case,
+) -> Verdict:
+    error = distance(found, expected)
+    limit = BF16_SLACK * target.amplification * rounding
+    limit = min(max(limit, BF16_LEAST), BF16_MOST)
+    text = f"total variation {error:.4f} from a float32 oracle (at most {limit:.4f})"
+    if target.is_steered:
+        plain = oracle.logits(case, found.tokens, Target())
+        text += f", {distance(found, plain):.4f} from unsteered"
+    return Verdict(error <= limit, text)
+
+
+@contextmanager
+def _counted_forwards(model: Any) -> Iterator[list[int]]:
+    count = [0]
+
+    def hook(*_: Any) -> None:
+        count[0] += 1
+
+    handle = model.register_forward_pre_hook(hook)
+    try:
+        yield count
+    finally:
+        handle.remove()

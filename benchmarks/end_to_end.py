@@ -1,0 +1,354 @@
+"""What steering costs: whole replies of a small real model, prefill and time per token.
+
+    python -m benchmarks.end_to_end --json results/end_to_end.json
+
+Every contender runs `model.generate` (greedy, a fixed number of tokens) on the same prompt of an
+exact length, 5 % of whose tokens are anchored in four runs. "prefill" is the time from the call to
+the first token, "step" the time between later tokens. All contenders, dtypes and positions of one
+prompt length are timed in turn, round after round; the first position has every contender, the
+others those that Radar's bars are about. Unsteered contenders do not see anchors, so one
+measurement of theirs serves every position.
+"""
+
+from __future__ import annotations
+
+import argparse
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import machine
+from benchmarks.bars import Bar, Work, bars
+from benchmarks.checks import Oracle, Trace, Verdict, distance, judge, judge_anchoring, trace
+from benchmarks.contenders import Case, Contender, Target, contenders, generate
+from benchmarks.discussion import Prompt, build_prompt, place_anchors
+from benchmarks.report import console, plot_ratios, print_rows, progress
+from benchmarks.rows import Label, Row, timed, untimed, write_json
+from benchmarks.timing import Measurement, TokenClock, interleave, summarise
+
+BENCHMARK = "end_to_end"
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+PHASES = ("prefill", "step")
+CHECKED_STEPS = 8
+EVERYWHERE = ("unsteered", "radar-unsteered", "radar-bias", "radar-spa")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to measure.
+
+    Args:
+        prompts: lengths in tokens.
+        dtypes: "bf16", "fp32".
+        positions: of the first anchor, as fractions of the prompt; the first has all contenders.
+        tokens: new tokens a reply.
+        repeats: rounds.
+        model: a transformers model name or folder; None for the embedded SmolLM2-135M-Instruct.
+        only: providers to run; empty for all.
+    """
+
+    prompts: Sequence[int] = (512, 1024, 2048)
+    dtypes: Sequence[str] = ("bf16", "fp32")
+    positions: Sequence[float] = (0.5, 0.05, 0.9)
+    tokens: int = 24
+    repeats: int = 5
+    model: str | None = None
+    only: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if self.tokens < 2:
+            raise ValueError(f"tokens is {self.tokens}; expected at least 2, to time a step")
+        if self.repeats < 1:
+            raise ValueError(f"repeats is {self.repeats}; expected at least 1")
+        if unknown := set(self.dtypes) - set(DTYPES):
+            raise ValueError(f"dtypes has {sorted(unknown)}; expected some of {sorted(DTYPES)}")
+
+    @property
+    def label(self) -> str:
+        """How rows name the model."""
+        return Path(self.model).name if self.model else "SmolLM2-135M"
+
+
+Announce = Callable[[str], None]
+Advance = Callable[[], None]
+
+
+@torch.inference_mode()
+def run(
+    settings: Settings,
+    providers: Mapping[str, Contender],
+    read_gb_s: float,
+    announce: Announce = lambda text: None,
+    advance: Advance = lambda: None,
+) -> tuple[list[Row], list[Work]]:
+    """Check every contender, then time the ones that were right.
+
+    Args:
+        settings: what to measure.
+        providers: who competes, each after its twin.
+        read_gb_s: measured read bandwidth, for the floors.
+        announce: told what is being done.
+        advance: called after every check and every reply; see `steps_of`.
+
+    Returns:
+        The rows, in the order of prompts, positions, dtypes and providers, and the pieces of work.
+    """
+    announce("loading")
+    models = {dtype: _load(settings.model, DTYPES[dtype]) for dtype in settings.dtypes}
+    oracles = {dtype: Oracle.of(model) for dtype, (model, _) in models.items()}
+    rows: list[Row] = []
+    works: list[Work] = []
+    for tokens in settings.prompts:
+        cases = _cases(settings, models, tokens)
+        verdicts: dict[tuple[str, str, str], Verdict] = {}
+        for case in cases:
+            announce(f"checking {case.work} {case.dtype}")
+            names = _names(providers, case)
+            found = _check(case, {n: providers[n] for n in names}, oracles[case.dtype], advance)
+            verdicts |= {(case.work, case.dtype, name): v for name, v in found.items()}
+        announce(f"timing prompts of {tokens} tokens")
+        samples = _time(settings, providers, cases, verdicts, advance)
+        for case in cases:
+            for name in _names(providers, case):
+                verdict = verdicts[case.work, case.dtype, name]
+                rows += _rows(case, name, providers[name], verdict, samples, read_gb_s, settings)
+        works += _works(cases)
+    return rows, works
+
+
+def steps_of(settings: Settings, providers: Mapping[str, Contender]) -> int:
+    """Return how often `run` will call `advance` if every contender is right."""
+    per_dtype = 0
+    for index, _ in enumerate(settings.positions):
+        names = [n for n in providers if index == 0 or n in EVERYWHERE]
+        per_dtype += len(names)
+        per_dtype += settings.repeats * sum(1 for n in names if index == 0 or _sees(providers[n]))
+    return len(settings.prompts) * len(settings.dtypes) * per_dtype
+
+
+def _load(name: str | None, dtype: torch.dtype) -> tuple[Any, Any]:
+    from radar_core.embedded import load
+
+    model, tokenizer = load(name, dtype=dtype)
+    # Every reply has the same length: nothing may end it early.
+    model.generation_config.eos_token_id = None
+    model.generation_config.pad_token_id = model.generation_config.pad_token_id or 0
+    return model, tokenizer
+
+
+def _cases(settings: Settings, models: Mapping[str, tuple[Any, Any]], tokens: int) -> list[Case]:
+    cases = []
+    prompts: dict[str, Prompt] = {}
+    for position in settings.positions:
+        for dtype, (model, tokenizer) in models.items():
+            prompt = prompts.setdefault(dtype, build_prompt(tokenizer, tokens))
+            anchors = place_anchors(prompt, position)
+            work = f"{settings.label} prompt={tokens} anchors@{position:.0%}"
+            everyone = position == settings.positions[0]
+            cases.append(Case(model, tokenizer, prompt, anchors, dtype, work, everyone))
+    return cases
+
+
+def _works(cases: Sequence[Case]) -> list[Work]:
+    return list(
+        {
+            case.work: Work(case.work, case.prompt.tokens, case.share_after_first_anchor)
+            for case in cases
+        }.values()
+    )
+
+
+def _names(providers: Mapping[str, Contender], case: Case) -> list[str]:
+    return [name for name in providers if case.everyone or name in EVERYWHERE]
+
+
+def _sees(contender: Contender) -> bool:
+    return contender.target is None or contender.target.is_steered
+
+
+def _check(
+    case: Case, providers: Mapping[str, Contender], oracle: Oracle, advance: Advance
+) -> dict[str, Verdict]:
+    verdicts: dict[str, Verdict] = {}
+    right: dict[str, Trace] = {}
+    plain = trace(Contender(generate, Target()), case, CHECKED_STEPS)
+    rounding = distance(plain, oracle.logits(case, plain.tokens, Target()))
+    for name, contender in providers.items():
+        try:
+            if contender.target is None:
+                verdicts[name] = judge_anchoring(contender, case, CHECKED_STEPS)
+            else:
+                found = trace(contender, case, CHECKED_STEPS)
+                verdicts[name] = judge(contender, case, found, oracle, right, rounding)
+                if verdicts[name].right:
+                    right[name] = found
+        # A contender that raises is one with a wrong result: the others are still measured.
+        except Exception as error:
+            verdicts[name] = Verdict(False, f"{type(error).__name__}: {error}")
+        advance()
+    return verdicts
+
+
+def _time(
+    settings: Settings,
+    providers: Mapping[str, Contender],
+    cases: Sequence[Case],
+    verdicts: Mapping[tuple[str, str, str], Verdict],
+    advance: Advance,
+) -> dict[tuple[str, str, str], dict[str, list[float]]]:
+    measurements: dict[tuple[str, str, str], Measurement] = {}
+    for case in cases:
+        for name in _names(providers, case):
+            key = _sample_key(case, name, providers[name])
+            if verdicts[case.work, case.dtype, name].right and key not in measurements:
+                measurements[key] = _measurement(providers[name], case, settings.tokens)
+    return interleave(measurements, settings.repeats, advance)
+
+
+def _sample_key(case: Case, name: str, contender: Contender) -> tuple[str, str, str]:
+    work = case.work if _sees(contender) else f"prompt={case.prompt.tokens}"
+    return work, case.dtype, name
+
+
+def _measurement(contender: Contender, case: Case, tokens: int) -> Measurement:
+    def measure() -> Mapping[str, list[float]]:
+        clock = TokenClock()
+        contender.generate(case, max_new_tokens=tokens, streamer=clock)
+        return clock.phases
+
+    return measure
+
+
+def _rows(
+    case: Case,
+    name: str,
+    contender: Contender,
+    verdict: Verdict,
+    samples: Mapping[tuple[str, str, str], Mapping[str, list[float]]],
+    read_gb_s: float,
+    settings: Settings,
+) -> list[Row]:
+    rows = []
+    for phase in PHASES:
+        label = Label(BENCHMARK, case.work, case.dtype, name, phase)
+        if not verdict.right:
+            rows.append(untimed(label, verdict.text))
+            continue
+        summary = summarise(samples[_sample_key(case, name, contender)][phase])
+        floor = _step_floor_ms(case, contender, read_gb_s, settings.tokens)
+        rows.append(timed(label, summary, floor if phase == "step" else None, verdict.text))
+    return rows
+
+
+def _step_floor_ms(case: Case, contender: Contender, read_gb_s: float, tokens: int) -> float:
+    """Bytes one step must read, once each, over the read bandwidth.
+
+    All weights but the input embedding (one row of it, unless it is tied to the output), and the
+    keys and values half-way through the reply. Two branches share the weights and the keys and
+    values before the first anchor.
+    """
+    config = case.model.config
+    embedding = case.model.get_input_embeddings().weight
+    tied = embedding is case.model.get_output_embeddings().weight
+    weights = sum(p.numel() for p in case.model.parameters()) - (0 if tied else embedding.numel())
+    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    per_token = 2 * config.num_hidden_layers * config.num_key_value_heads * head
+    keys = case.prompt.tokens + tokens / 2
+    if contender.target is None or contender.target.strength != 1.0:
+        keys += case.prompt.tokens * case.share_after_first_anchor + tokens / 2
+    return (weights + per_token * keys) * embedding.element_size() / read_gb_s / 1e6
+
+
+def _print_bars(out: Any, found: Sequence[Bar]) -> None:
+    from rich import box
+    from rich.table import Table
+
+    out.print(f"\nbars: {sum(bar.passed for bar in found)} of {len(found)} passed")
+    table = Table(box=box.MARKDOWN)
+    for column in ("work", "dtype", "ratio of", "to", "measured", "at most", ""):
+        table.add_column(column, no_wrap=True)
+    for bar in found:
+        table.add_row(
+            bar.row.work,
+            bar.row.dtype,
+            f"{bar.row.provider} {bar.row.phase}",
+            bar.to,
+            "not timed" if bar.value is None else f"{bar.value:.2f}x",
+            f"{bar.limit:.2f}x",
+            "pass" if bar.passed else "FAIL",
+        )
+    out.print(table)
+
+
+def _parse(arguments: Sequence[str] | None) -> tuple[Settings, argparse.Namespace]:
+    default = Settings()
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.end_to_end", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write machine and rows")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the ratios")
+    parser.add_argument("--model", help="a transformers model name or folder")
+    parser.add_argument("--prompts", type=int, nargs="+", default=default.prompts)
+    parser.add_argument("--dtypes", nargs="+", choices=sorted(DTYPES), default=default.dtypes)
+    parser.add_argument("--positions", type=float, nargs="+", default=default.positions)
+    parser.add_argument("--tokens", type=int, default=default.tokens, help="a reply")
+    parser.add_argument("--repeats", type=int, default=default.repeats, help="rounds")
+    parser.add_argument("--only", nargs="+", default=(), metavar="PROVIDER")
+    parser.add_argument("--quick", action="store_true", help="one prompt, position and two rounds")
+    parsed = parser.parse_args(arguments)
+    settings = Settings(
+        **{
+            name: getattr(parsed, name)
+            for name in ("prompts", "dtypes", "positions", "tokens", "repeats", "model", "only")
+        }
+    )
+    if parsed.quick:
+        settings = replace(
+            settings,
+            prompts=settings.prompts if settings.prompts != default.prompts else (512,),
+            positions=settings.positions[:1],
+            tokens=min(settings.tokens, 12),
+            repeats=min(settings.repeats, 2),
+        )
+    return settings, parsed
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the benchmark from the command line.
+
+    Args:
+        arguments: command-line arguments; the process's own when None.
+
+    Returns:
+        0, or 1 when a contender's result was wrong.
+    """
+    settings, parsed = _parse(arguments)
+    # The released SPA package still uses a deprecated name at every step.
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    out = console()
+    providers = contenders()
+    if "anchoring" not in providers:
+        out.print("anchoring is skipped: pip install --no-deps anchoring==0.1.0")
+    if unknown := set(settings.only) - set(providers):
+        raise ValueError(f"--only has {sorted(unknown)}; expected some of {list(providers)}")
+    if settings.only:
+        providers = {name: providers[name] for name in providers if name in settings.only}
+    described = machine.describe()
+    with progress(steps_of(settings, providers)) as (announce, advance):
+        rows, works = run(settings, providers, described["read_gb_s"], announce, advance)
+    out.print(", ".join(f"{name} {value}" for name, value in described.items()), highlight=False)
+    print_rows(out, rows, "unsteered")
+    _print_bars(out, bars(rows, works))
+    if parsed.json:
+        write_json(parsed.json, described, rows)
+    if parsed.plot:
+        plot_ratios(parsed.plot, rows, "unsteered")
+    return int(any(row.failed for row in rows))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

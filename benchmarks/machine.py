@@ -1,0 +1,102 @@
+"""What the numbers were measured on: versions, cores and the read bandwidth of this run."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+# A cloud machine may report a cache that it shares with strangers, so the buffer is at least this.
+READ_BYTES = 2 << 30
+
+
+def describe(read_bytes: int | None = None) -> dict[str, Any]:
+    """Describe this machine, with the read bandwidth measured now.
+
+    Args:
+        read_bytes: size of the buffer to read; `read_bytes_beyond_cache()` when None.
+
+    Returns:
+        Names to values: versions, processor, cores, threads, load average and `read_gb_s`.
+    """
+    return {
+        "python": platform.python_version(),
+        **{name: _version(name) for name in ("torch", "transformers", "triton", "radar-kernels")},
+        "system": platform.system(),
+        "cpu": _cpu_name(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "cores": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "load_average_before": round(os.getloadavg()[0], 2),
+        "read_gb_s": round(read_bandwidth(read_bytes or read_bytes_beyond_cache()), 2),
+    }
+
+
+def read_bandwidth(size: int, repeats: int = 5) -> float:
+    """Measure how fast all threads together read memory that no cache holds.
+
+    The buffer is written first: untouched pages would all be the one zero page. A sum and a
+    matrix-vector product both read every byte once; the fastest pass counts, since anything else
+    on the machine can only slow one down.
+
+    Args:
+        size: bytes of the buffer; should be several times the last-level cache.
+        repeats: passes of each of the two ways to read.
+
+    Returns:
+        GB/s (1e9 bytes per second).
+    """
+    columns = 4096
+    matrix = torch.ones(max(1, size // (4 * columns)), columns)
+    vector = torch.ones(columns)
+    best = float("inf")
+    for _ in range(repeats):
+        for read in (matrix.sum, lambda: matrix @ vector):
+            start = time.perf_counter()
+            read()
+            best = min(best, time.perf_counter() - start)
+    return matrix.numel() * 4 / best / 1e9
+
+
+def read_bytes_beyond_cache() -> int:
+    """Return the bytes to read so that caches do not matter: four times the largest cache.
+
+    Returns:
+        At least `READ_BYTES`, at most a quarter of the memory that is installed.
+    """
+    installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min(max(READ_BYTES, 4 * _largest_cache_bytes()), installed // 4)
+
+
+def _largest_cache_bytes() -> int:
+    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+    sizes = [0]
+    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        match = re.fullmatch(r"(\d+)([KMG])", path.read_text().strip())
+        if match:
+            sizes.append(int(match[1]) * units[match[2]])
+    return max(sizes)
+
+
+def _cpu_name() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        match = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(), re.MULTILINE)
+        if match:
+            return match[1]
+    return platform.processor() or platform.machine()
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None

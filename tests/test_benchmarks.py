@@ -1,0 +1,393 @@
+"""The benchmarks: what they write, what they check, and that a wrong result is never timed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import anchor_attention, end_to_end, machine
+from benchmarks.bars import Work, bars
+from benchmarks.checks import Oracle, judge, judge_anchoring, trace
+from benchmarks.contenders import Case, Contender, Target, contenders, generate
+from benchmarks.discussion import (
+    Prompt,
+    anchored_texts,
+    build_prompt,
+    discussion,
+    place_anchors,
+)
+from benchmarks.rows import Label, Row, ratio, timed, untimed, write_json
+from benchmarks.timing import Summary, TokenClock, interleave, summarise
+
+FIELDS = (
+    "benchmark",
+    "work",
+    "dtype",
+    "provider",
+    "phase",
+    "median_ms",
+    "p20_ms",
+    "p80_ms",
+    "floor_ms",
+    "checked",
+)
+
+
+@pytest.fixture(autouse=True)
+def small_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measure the read bandwidth on little memory: these tests need no true number."""
+    monkeypatch.setattr(machine, "read_bytes_beyond_cache", lambda: 1 << 22)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a two-layer random model and a tokenizer trained on a discussion."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    pieces = Tokenizer(models.BPE())
+    pieces.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    pieces.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=["<s>"],
+        show_progress=False,
+    )
+    pieces.train_from_iterator([discussion(200, seed=9)], trainer)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=pieces, bos_token="<s>")
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=48,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=6,
+            num_key_value_heads=2,
+            head_dim=16,
+            initializer_range=0.3,
+            tie_word_embeddings=True,
+        )
+    )
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def settings(tiny: Path, **changes: Any) -> end_to_end.Settings:
+    small = end_to_end.Settings(
+        prompts=(64,), dtypes=("fp32",), positions=(0.5,), tokens=4, repeats=2, model=str(tiny)
+    )
+    return replace(small, **changes)
+
+
+def make_case(tiny: Path, dtype: str = "fp32", tokens: int = 96) -> Case:
+    model, tokenizer = end_to_end._load(str(tiny), end_to_end.DTYPES[dtype])
+    prompt = build_prompt(tokenizer, tokens)
+    return Case(model, tokenizer, prompt, place_anchors(prompt, 0.5), dtype, "tiny")
+
+
+def make_row(provider: str, median: float | None, **changes: Any) -> Row:
+    label = Label("end_to_end", "w", "bf16", provider, "step")
+    row = (
+        untimed(label, "wrong")
+        if median is None
+        else timed(label, Summary(median, median, median), None, "right")
+    )
+    return replace(row, **changes)
+
+
+def test_row_has_exactly_the_fields_of_the_schema(tmp_path: Path) -> None:
+    assert tuple(field.name for field in fields(Row)) == FIELDS
+    path = tmp_path / "new" / "rows.json"
+    write_json(path, {"cores": 2}, [make_row("radar-spa", 3.0)])
+    assert json.loads(path.read_text()) == {
+        "machine": {"cores": 2},
+        "rows": [
+            {
+                "benchmark": "end_to_end",
+                "work": "w",
+                "dtype": "bf16",
+                "provider": "radar-spa",
+                "phase": "step",
+                "median_ms": 3.0,
+                "p20_ms": 3.0,
+                "p80_ms": 3.0,
+                "floor_ms": None,
+                "checked": "right",
+            }
+        ],
+    }
+
+
+def test_ratio_is_taken_within_the_same_work_dtype_and_phase() -> None:
+    spa = make_row("radar-spa", 3.0)
+    others = [
+        make_row("unsteered", 1.0, work="other"),
+        make_row("unsteered", 1.0, dtype="fp32"),
+        make_row("unsteered", 1.0, phase="prefill"),
+    ]
+    assert ratio(others, spa, "unsteered") is None
+    assert ratio([*others, make_row("unsteered", 4.0)], spa, "unsteered") == 0.75
+    assert ratio([make_row("unsteered", None)], spa, "unsteered") is None
+
+
+def test_summary_is_median_and_percentiles_in_milliseconds() -> None:
+    assert summarise([0.003, 0.001, 0.002, 0.010, 0.004, 0.006]) == pytest.approx((3.5, 2.0, 6.0))
+    with pytest.raises(ValueError, match="seconds is empty"):
+        summarise([])
+
+
+def test_interleaving_runs_everyone_once_a_round_in_rotating_order() -> None:
+    order: list[str] = []
+
+    def measure(name: str) -> Any:
+        def once() -> dict[str, list[float]]:
+            order.append(name)
+            return {"step": [float(len(order))], "prefill": [0.0]}
+
+        return once
+
+    advanced: list[int] = []
+    samples = interleave({n: measure(n) for n in "abc"}, 3, lambda: advanced.append(1))
+    assert "".join(order) == "abcbcacab"
+    assert samples["a"] == {"step": [1.0, 6.0, 8.0], "prefill": [0.0] * 3}
+    assert len(advanced) == 9
+
+
+def test_token_clock_separates_prefill_from_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter([10.0, 10.5, 13.0, 13.25, 13.75])
+    monkeypatch.setattr("benchmarks.timing.time.perf_counter", lambda: next(now))
+    clock = TokenClock()
+    for value in ("prompt", "first", "second", "third"):
+        clock.put(value)
+    assert clock.phases == {"prefill": [3.0], "step": [0.25, 0.5]}
+
+
+def test_read_bandwidth_is_measured_on_more_than_every_cache(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(machine, "_largest_cache_bytes", lambda: 480 << 20)
+    monkeypatch.setattr(machine.os, "sysconf", lambda name: 1 << 20)
+    assert machine.read_bytes_beyond_cache() == 2 << 30
+    monkeypatch.setattr(machine, "_largest_cache_bytes", lambda: 1 << 30)
+    assert machine.read_bytes_beyond_cache() == 4 << 30
+    assert machine.read_bandwidth(1 << 22, repeats=1) > 0.01
+
+
+@pytest.mark.parametrize("tokens", [64, 100, 512])
+def test_prompt_has_exactly_the_tokens_asked_for(tiny: Path, tokens: int) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(tiny)
+    tokenizer.chat_template = "<s>{{ messages[0]['content'] }} answer:"
+    prompt = build_prompt(tokenizer, tokens)
+    assert prompt.tokens == tokens
+    assert prompt.text.startswith("<s>Discussion") and prompt.text.endswith(" answer:")
+    assert torch.equal(prompt.input_ids, build_prompt(tokenizer, tokens).input_ids)
+    again = tokenizer(prompt.text, add_special_tokens=False).input_ids
+    assert again == prompt.input_ids[0].tolist()
+    with pytest.raises(ValueError, match="tokens is 12"):
+        build_prompt(tokenizer, 12)
+
+
+@pytest.mark.parametrize("position", [0.05, 0.5, 0.9])
+def test_anchors_are_five_percent_in_four_runs_from_the_position(position: float) -> None:
+    prompt = Prompt("", torch.arange(1024)[None], (24, 1018))
+    anchors = place_anchors(prompt, position)[0]
+    starts = (anchors & ~anchors.roll(1)).nonzero()[:, 0].tolist()
+    assert int(anchors.sum()) == 51 and len(starts) == 4
+    assert starts[0] == round(position * 1024)
+    assert int(anchors.nonzero()[-1]) < 1018
+    with pytest.raises(ValueError, match=r"position is 0\.99"):
+        place_anchors(prompt, 0.99)
+
+
+def test_bars_hold_the_ratios_against_the_limits() -> None:
+    rows = [
+        make_row("unsteered", 10.0),
+        make_row("radar-unsteered", 8.0),
+        make_row("radar-bias", 8.1),
+        make_row("radar-spa", 7.5),
+        make_row("unsteered", 100.0, phase="prefill"),
+        make_row("radar-spa", 170.0, phase="prefill"),
+    ]
+
+    def found(tokens: int) -> list[tuple[str, str, str, float, bool]]:
+        return [
+            (b.row.provider, b.row.phase, b.to, round(b.limit, 3), b.passed)
+            for b in bars(rows, [Work("w", tokens, 0.5)])
+        ]
+
+    assert found(1024) == [
+        ("radar-bias", "step", "radar-unsteered", 1.03, True),
+        ("radar-spa", "step", "unsteered", 0.8, True),
+        ("radar-spa", "prefill", "unsteered", 1.65, False),
+    ]
+    assert ("radar-spa", "step", "unsteered", 0.7, False) in found(2048)
+    assert ("radar-bias", "step", "unsteered", 0.8, False) in found(2048)
+    rows[3] = make_row("radar-spa", None)
+    assert ("radar-spa", "step", "unsteered", 0.8, False) in found(1024)
+
+
+def test_command_line_run_writes_the_schema(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, image = tmp_path / "rows.json", tmp_path / "ratios.png"
+    arguments = ["--quick", "--prompts", "64", "--tokens", "4", "--repeats", "1"]
+    outputs = ["--model", str(tiny), "--json", str(path), "--plot", str(image)]
+    assert end_to_end.main([*arguments, *outputs]) == 0
+    document = json.loads(path.read_text())
+    assert {"torch", "transformers", "cores", "read_gb_s"} <= set(document["machine"])
+    assert all(tuple(row) == FIELDS for row in document["rows"])
+    assert all(0 < r["p20_ms"] <= r["median_ms"] <= r["p80_ms"] for r in document["rows"])
+    measured = {(row["dtype"], row["provider"], row["phase"]) for row in document["rows"]}
+    assert {
+        (dtype, provider, phase)
+        for dtype in ("bf16", "fp32")
+        for provider in ("unsteered", "radar-unsteered", "radar-spa", "radar-bias")
+        for phase in ("prefill", "step")
+    } <= measured
+    assert {row["work"] for row in document["rows"]} == {"tiny prompt=64 anchors@50%"}
+    assert all((row["floor_ms"] is None) == (row["phase"] == "prefill") for row in document["rows"])
+    assert image.read_bytes().startswith(b"\x89PNG")
+    printed = capsys.readouterr().out
+    assert "bars: " in printed and "| radar-spa" in printed
+
+
+def test_wrong_contender_is_reported_and_not_timed(tiny: Path) -> None:
+    calls: list[int] = []
+
+    def shifted(case: Case, **options: Any) -> Any:
+        calls.append(options["max_new_tokens"])
+        return generate(replace(case, prompt=build_prompt(case.tokenizer, 64, seed=1)), **options)
+
+    def broken(case: Case, **options: Any) -> Any:
+        raise RuntimeError("no such kernel")
+
+    providers = {
+        "unsteered": Contender(generate, Target()),
+        "shifted": Contender(shifted, Target()),
+        "broken": Contender(broken, Target()),
+    }
+    rows, _ = end_to_end.run(settings(tiny), providers, read_gb_s=10.0)
+    by_provider = {row.provider: row for row in rows}
+    assert by_provider["unsteered"].median_ms is not None
+    for name in ("shifted", "broken"):
+        assert by_provider[name].failed and by_provider[name].median_ms is None
+    assert "no such kernel" in by_provider["broken"].checked
+    assert calls == [end_to_end.CHECKED_STEPS]
+
+
+def test_all_positions_are_reported_and_unsteered_is_measured_once(tiny: Path) -> None:
+    runs: list[int] = []
+
+    def counted(case: Case, **options: Any) -> Any:
+        if options.get("streamer"):
+            runs.append(1)
+        return generate(case, **options)
+
+    providers = contenders() | {"unsteered": Contender(counted, Target())}
+    wanted = {n: providers[n] for n in ("unsteered", "transformers-cfg", "radar-spa")}
+    chosen = settings(tiny, positions=(0.5, 0.25))
+    advanced: list[int] = []
+    rows, works = end_to_end.run(chosen, wanted, read_gb_s=10.0, advance=lambda: advanced.append(1))
+    assert len(runs) == chosen.repeats
+    assert len(advanced) == end_to_end.steps_of(chosen, wanted)
+    assert [work.share_after_first_anchor for work in works] == [0.5, 0.75]
+    providers_at = {
+        work.name: [r.provider for r in rows if r.work == work.name and r.phase == "step"]
+        for work in works
+    }
+    assert providers_at == {
+        "tiny prompt=64 anchors@50%": ["unsteered", "transformers-cfg", "radar-spa"],
+        "tiny prompt=64 anchors@25%": ["unsteered", "radar-spa"],
+    }
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_steering_that_does_nothing_is_found_out(tiny: Path, dtype: str) -> None:
+    case = make_case(tiny, dtype)
+    oracle = Oracle.of(case.model)
+    for target in (Target(strength=3.0), Target(bias=4.0)):
+        idle = Contender(generate, target)
+        with torch.inference_mode():
+            verdict = judge(idle, case, trace(idle, case, 6), oracle, {}, rounding=0.01)
+        assert not verdict.right, verdict.text
+
+
+@pytest.mark.parametrize("name", ["radar-bias", "radar-spa", "transformers-cfg"])
+def test_steering_that_is_right_passes(tiny: Path, name: str) -> None:
+    case = make_case(tiny)
+    contender = contenders()[name]
+    with torch.inference_mode():
+        found = trace(contender, case, 6)
+        verdict = judge(contender, case, found, Oracle.of(case.model), {}, rounding=0.0)
+    assert verdict.right, verdict.text
+
+
+def test_anchored_text_is_what_the_runs_say(tiny: Path) -> None:
+    case = make_case(tiny)
+    texts = anchored_texts(case.tokenizer, case.prompt, case.anchors)
+    assert len(texts) == 4
+    assert all(text in case.prompt.text for text in texts)
+    assert sum(len(case.tokenizer(t).input_ids) for t in texts) == int(case.anchors.sum())
+
+
+def test_released_package_must_run_two_forwards_a_token(tiny: Path) -> None:
+    found = contenders()
+    # The peer is an optional install; without it the benchmark says so and goes on.
+    one_branch = Contender(generate)
+    if "anchoring" in found:
+        case = make_case(tiny)
+        with torch.inference_mode():
+            assert judge_anchoring(found["anchoring"], case, 4).right
+            assert not judge_anchoring(one_branch, case, 4).right
+
+
+def test_settings_refuse_what_cannot_be_measured() -> None:
+    with pytest.raises(ValueError, match="tokens is 1"):
+        end_to_end.Settings(tokens=1)
+    with pytest.raises(ValueError, match="repeats is 0"):
+        end_to_end.Settings(repeats=0)
+    with pytest.raises(ValueError, match="fp8"):
+        end_to_end.Settings(dtypes=("fp8",))
+    with pytest.raises(ValueError, match="nobody"):
+        end_to_end.main(["--only", "nobody"])
+
+
+def test_attention_rows_leave_out_the_times_of_a_wrong_result() -> None:
+    shape = anchor_attention.Shape(6, 2, 16, 96)
+
+    def providers(step: anchor_attention.Step, kind: str) -> dict[str, Any]:
+        found = anchor_attention.contenders(step, kind)
+        return (
+            found | {"twice": lambda *tensors: found["radar-reference"](*tensors) * 2}
+            if (kind == "bias")
+            else found
+        )
+
+    rows = anchor_attention.run([shape], ["fp32", "bf16"], 1, 10.0, providers)
+    wrong = [row for row in rows if row.failed]
+    assert [row.provider for row in wrong] == ["twice", "twice"]
+    assert all(row.median_ms is None for row in wrong)
+    right = {(row.work, row.provider) for row in rows if not row.failed}
+    bias, plain = "6/2x16 keys=96 per-head bias", "6/2x16 keys=96 plain"
+    assert {
+        (bias, "radar-reference"),
+        (bias, "sdpa-mask"),
+        (plain, "sdpa"),
+        (plain, "sdpa-packed"),
+    } <= right
+    for row in rows:
+        if not row.failed:
+            size = {"fp32": 4, "bf16": 2}[row.dtype]
+            assert row.floor_ms == pytest.approx(2 * 2 * 96 * 16 * size / 10.0 / 1e6)

@@ -1,0 +1,591 @@
+// Attention of a few query rows over one chunk of keys, tile by tile: logits, online softmax,
+// weighted values. All query heads of a kv head and all query tokens go through a tile together,
+// so that keys and values are read from memory once.
+#pragma once
+
+namespace radar {
+namespace RADAR_ISA_NAME {
+
+// Which keys of a tile the rows may attend to.
+enum class Valid { kNone, kAll, kShared, kPerRow };
+
+// One thread's working memory for a chunk.
+template <class T>
+struct Workspace {
+  typename Dot<T>::Packed* query;  // [rows, padded key_dim]
+  float* logits;                   // [rows, kTileKeys]
+  float* weights;                  // [rows, kTileKeys]
+  float* correction;               // [rows] factor of what the row has accumulated so far
+  uint8_t* valid;                  // [rows, kTileKeys]
+  uint8_t* part_valid;             // [rows, kTileKeys]
+  float factors[kTileKeys];        // of the bias
+  int32_t list[kTileKeys];         // indices of the valid keys
+};
+
+template <class T>
+static int64_t place_workspace(const DecodeCall& call, char* memory, Workspace<T>* workspace) {
+  int64_t used = 0;
+  const auto take = [&](int64_t bytes) {
+    char* at = memory + used;
+    used += (bytes + 63) / 64 * 64;
+    return at;
+  };
+  const int64_t tile = call.rows * kTileKeys;
+  using Packed = typename Dot<T>::Packed;
+  workspace->query = (Packed*)take(call.rows * padded(call.key_dim) * (int64_t)sizeof(Packed));
+  workspace->logits = (float*)take(tile * (int64_t)sizeof(float));
+  workspace->weights = (float*)take(tile * (int64_t)sizeof(float));
+  workspace->correction = (float*)take(call.rows * (int64_t)sizeof(float));
+  workspace->valid = (uint8_t*)take(tile);
+  workspace->part_valid = (uint8_t*)take(tile);
+  return used;
+}
+
+template <class T>
+static int64_t scratch_bytes(const DecodeCall& call) {
+  Workspace<T> workspace;
+  return place_workspace<T>(call, nullptr, &workspace);
+}
+
+// Where a row's numbers sit in a partial result: [parts][rows][kStats], then the values.
+RADAR_INLINE float* row_stats(const DecodeCall& call, float* partial, int64_t part, int64_t row) {
+  return partial + (part * call.rows + row) * kStats;
+}
+RADAR_INLINE float* row_values(const DecodeCall& call, float* partial, int64_t part, int64_t row) {
+  return partial + call.parts * call.rows * kStats +
+         (part * call.rows + row) * padded(call.value_dim);
+}
+
+template <class T>
+static int64_t partial_floats(const DecodeCall& call) {
+  const int64_t count = call.parts * call.rows * (kStats + padded(call.value_dim));
+  return (count + 15) / 16 * 16;
+}
+
+// A running maximum of -inf has seen nothing finite: exponents are then taken from 0, so that
+// logits of -inf weigh nothing and NaN stays NaN.
+RADAR_INLINE float reference_point(float maximum) { return maximum == -kInfinity ? 0.0f : maximum; }
+RADAR_INLINE float exp_scalar(float x) { return exp_nonpositive(broadcast(x))[0]; }
+
+// ---- which keys are attended to ---------------------------------------------------------------
+
+static inline void copy_flags(uint8_t* to, const uint8_t* from, int64_t stride, int64_t count) {
+  if (stride == 1) {
+    __builtin_memcpy(to, from, (uint64_t)count);
+  } else {
+    for (int64_t i = 0; i < count; ++i) to[i] = from[i * stride];
+  }
+  __builtin_memset(to + count, 0, (uint64_t)(kTileKeys - count));
+}
+
+static inline int64_t count_flags(const uint8_t* flags) {
+  int64_t count = 0;
+  for (int64_t i = 0; i < kTileKeys; ++i) count += flags[i] != 0;
+  return count;
+}
+
+// The first and one past the last key that query token i of a row may see, of `length` keys.
+RADAR_INLINE void visible(const DecodeCall& call, int64_t length, int64_t i, int64_t* first,
+                          int64_t* last) {
+  const int64_t position = length - call.queries + i;
+  *first = call.causal && call.window ? position - call.window + 1 : 0;
+  *last = call.causal ? position + 1 : length;
+}
+
+static inline Valid classify_rows(const uint8_t* valid, int64_t rows, int64_t count) {
+  int64_t most = 0, least = count;
+  bool same = true;
+  for (int64_t r = 0; r < rows; ++r) {
+    const int64_t here = count_flags(valid + r * kTileKeys);
+    most = here > most ? here : most;
+    least = here < least ? here : least;
+    same = same && __builtin_memcmp(valid, valid + r * kTileKeys, kTileKeys) == 0;
+  }
+  if (most == 0) return Valid::kNone;
+  if (least == count) return Valid::kAll;
+  return same ? Valid::kShared : Valid::kPerRow;
+}
+
+static inline Valid tile_validity(const DecodeCall& call, int64_t batch, int64_t kv_head,
+                                  int64_t start, int64_t count, uint8_t* valid) {
+  const int64_t length = call.key_lengths
+                             ? call.key_lengths[batch * call.key_lengths_stride]
+                             : call.keys;
+  bool bounded = false;  // whether causality or the window cuts this tile for some query
+  if (call.causal) {
+    int64_t first, last, ignored;
+    visible(call, length, call.queries - 1, &first, &ignored);
+    visible(call, length, 0, &ignored, &last);
+    bounded = start < first || start + count > last;
+  }
+  if (!call.mask && !bounded) return Valid::kAll;
+  const int64_t group = call.heads / call.kv_heads;
+  const bool per_row = bounded || (call.mask && ((call.mask_stride[1] != 0 && group > 1) ||
+                                                 (call.mask_stride[2] != 0 && call.queries > 1)));
+  const int64_t rows = per_row ? call.rows : 1;
+  for (int64_t r = 0; r < rows; ++r) {
+    uint8_t* flags = valid + r * kTileKeys;
+    const int64_t query = r % call.queries;
+    if (call.mask) {
+      const uint8_t* mask = call.mask + batch * call.mask_stride[0] +
+                            (kv_head * group + r / call.queries) * call.mask_stride[1] +
+                            query * call.mask_stride[2] + start * call.mask_stride[3];
+      copy_flags(flags, mask, call.mask_stride[3], count);
+    } else {
+      __builtin_memset(flags, 1, (uint64_t)count);
+      __builtin_memset(flags + count, 0, (uint64_t)(kTileKeys - count));
+    }
+    if (bounded) {
+      int64_t first, last;
+      visible(call, length, query, &first, &last);
+      for (int64_t i = 0; i < count; ++i) flags[i] &= start + i >= first && start + i < last;
+    }
+  }
+  return classify_rows(valid, rows, count);
+}
+
+// The factors of the bias on a tile; false if no key of it is anchored.
+static inline bool tile_factors(const DecodeCall& call, int64_t batch, int64_t start,
+                                int64_t count, float* factors) {
+  bool any = false;
+  if (call.anchor_flags) {
+    const uint8_t* flags = call.anchor_flags + batch * call.anchor_stride + start;
+    uint8_t found = 0;
+    for (int64_t i = 0; i < count; ++i) found |= flags[i];
+    any = found != 0;
+    if (any) {
+      for (int64_t i = 0; i < count; ++i) factors[i] = flags[i] ? 1.0f : 0.0f;
+    }
+  } else if (call.anchor_factors) {
+    const float* from = call.anchor_factors + batch * call.anchor_stride + start;
+    for (int64_t i = 0; i < count; ++i) {
+      factors[i] = from[i];
+      any |= from[i] != 0.0f;
+    }
+  }
+  if (any) {
+    for (int64_t i = count; i < kTileKeys; ++i) factors[i] = 0.0f;
+  }
+  return any;
+}
+
+// ---- logits -----------------------------------------------------------------------------------
+
+template <class T>
+static inline void tile_logits(const DecodeCall& call, const Workspace<T>& workspace,
+                               const typename T::Storage* keys, int64_t count, int64_t ahead) {
+  const int64_t stride = padded(call.key_dim);
+  const int64_t step = call.key_stride[2];
+  int64_t r = 0;
+  while (r < call.rows) {
+    const int64_t left = call.rows - r;
+    const typename Dot<T>::Packed* query = workspace.query + r * stride;
+    float* to = workspace.logits + r * kTileKeys;
+    const int64_t prefetch = r == 0 ? ahead : 0;
+    if (left >= 4) {
+      dot_rows<T, 4>(query, stride, keys, step, count, call.key_dim, prefetch, to, kTileKeys);
+      r += 4;
+    } else if (left == 3) {
+      dot_rows<T, 3>(query, stride, keys, step, count, call.key_dim, prefetch, to, kTileKeys);
+      r += 3;
+    } else if (left == 2) {
+      dot_rows<T, 2>(query, stride, keys, step, count, call.key_dim, prefetch, to, kTileKeys);
+      r += 2;
+    } else {
+      dot_rows<T, 1>(query, stride, keys, step, count, call.key_dim, prefetch, to, kTileKeys);
+      r += 1;
+    }
+  }
+  const Vector scale = broadcast(call.scale);
+  for (r = 0; r < call.rows; ++r) {
+    float* logits = workspace.logits + r * kTileKeys;
+    for (int64_t i = 0; i < count; i += W) {
+      Vector s = load(logits + i) * scale;
+      if (call.softcap != 0.0f) s = tanh(s / call.softcap) * call.softcap;
+      store(logits + i, s);
+    }
+    for (int64_t i = count; i < kTileKeys; ++i) logits[i] = -kInfinity;
+  }
+}
+
+// ---- online softmax ---------------------------------------------------------------------------
+
+// Adds the exponentials of a tile of logits to (maximum, sum); returns the factor by which what
+// was summed before shrinks. `weights` may be null.
+RADAR_INLINE float add_exponentials(const Vector* logits, float* stats, float* weights) {
+  constexpr int kVectors = kTileKeys / W;
+  Vector top = broadcast(-kInfinity);
+  for (int v = 0; v < kVectors; ++v) top = maximum(logits[v], top);
+  const float before = stats[0];
+  const float tile = maximum_across(top);
+  const float after = tile > before ? tile : before;
+  const float point = reference_point(after);
+  Vector sum = {};
+  for (int v = 0; v < kVectors; ++v) {
+    const Vector e = exp_nonpositive(logits[v] - point);
+    if (weights) store(weights + v * W, e);
+    sum += e;
+  }
+  const float shrink = before == after ? 1.0f : exp_scalar(before - point);
+  stats[0] = after;
+  stats[1] = stats[1] * shrink + sum_across(sum);
+  return shrink;
+}
+
+// The weights of one row on a tile. `valid` null: all keys; `factors` null: no bias here.
+RADAR_INLINE float row_weights(const float* logits, const uint8_t* valid, const float* factors,
+                               float bias, bool track_unbiased, float* stats, float* weights) {
+  constexpr int kVectors = kTileKeys / W;
+  Vector s[kVectors];
+  for (int v = 0; v < kVectors; ++v) {
+    s[v] = load(logits + v * W);
+    if (valid) s[v] = select(lanes_set(valid + v * W), s[v], broadcast(-kInfinity));
+  }
+  if (track_unbiased) add_exponentials(s, stats + 2, nullptr);
+  if (factors) {
+    for (int v = 0; v < kVectors; ++v) {
+      const Vector f = load(factors + v * W);
+      s[v] += select(f != 0.0f, f * bias, Vector{});
+      if (valid) s[v] = select(lanes_set(valid + v * W), s[v], broadcast(-kInfinity));
+    }
+  }
+  return add_exponentials(s, stats, weights);
+}
+
+// ---- weighted values --------------------------------------------------------------------------
+
+// to[r] = to[r] * correction[r] + sum over keys of weights[r][key] * values[key], for R rows and
+// B pairs of the value dimension (`part` elements of one pair if part is not 0). `list` null: the
+// first `count` keys in order.
+template <class T, int R, int B>
+RADAR_INLINE void values_block(const float* weights, const typename T::Storage* values,
+                               int64_t stride, const int32_t* list, int64_t count, int64_t part,
+                               int64_t ahead, const float* correction, float* to,
+                               int64_t to_stride) {
+  Pair sums[R][B];
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+    for (int b = 0; b < B; ++b) {
+      sums[r][b].a = load(to + r * to_stride + b * kPair) * correction[r];
+      sums[r][b].b = load(to + r * to_stride + b * kPair + W) * correction[r];
+    }
+  }
+  for (int64_t n = 0; n < count; ++n) {
+    const int64_t key = list ? list[n] : n;
+    const typename T::Storage* line = values + key * stride;
+    if (ahead) {
+      const char* next = (const char*)line + ahead;
+      for (int64_t byte = 0; byte < B * kPair * (int64_t)sizeof(*line); byte += 64) {
+        __builtin_prefetch(next + byte, 0, 2);
+      }
+    }
+#pragma GCC unroll 4
+    for (int b = 0; b < B; ++b) {
+      const Pair v = part ? T::load_part(line, part) : T::load_pair(line + b * kPair);
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) {
+        const float weight = weights[r * kTileKeys + key];
+        sums[r][b].a += v.a * weight;
+        sums[r][b].b += v.b * weight;
+      }
+    }
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+    for (int b = 0; b < B; ++b) {
+      store(to + r * to_stride + b * kPair, sums[r][b].a);
+      store(to + r * to_stride + b * kPair + W, sums[r][b].b);
+    }
+  }
+}
+
+template <class T, int R>
+static inline void add_values(const float* weights, const typename T::Storage* values,
+                              int64_t stride, const int32_t* list, int64_t count, int64_t dim,
+                              int64_t ahead, const float* correction, float* to,
+                              int64_t to_stride) {
+  // As many sums as the registers hold.
+  constexpr int kRegisters = W == 16 ? 8 : 4;
+  constexpr int kWide = kRegisters / (R == 3 ? 4 : R) > 4 ? 4 : kRegisters / (R == 3 ? 4 : R);
+  int64_t d = 0;
+  for (; d + kWide * kPair <= dim; d += kWide * kPair) {
+    values_block<T, R, kWide>(weights, values + d, stride, list, count, 0, ahead, correction,
+                              to + d, to_stride);
+  }
+  if (kWide > 2 && d + 2 * kPair <= dim) {
+    values_block<T, R, 2>(weights, values + d, stride, list, count, 0, ahead, correction, to + d,
+                          to_stride);
+    d += 2 * kPair;
+  }
+  for (; d + kPair <= dim; d += kPair) {
+    values_block<T, R, 1>(weights, values + d, stride, list, count, 0, ahead, correction, to + d,
+                          to_stride);
+  }
+  if (d < dim) {
+    values_block<T, R, 1>(weights, values + d, stride, list, count, dim - d, ahead, correction,
+                          to + d, to_stride);
+  }
+}
+
+static inline int64_t list_keys(const uint8_t* valid, int32_t* list) {
+  int64_t count = 0;
+  for (int32_t i = 0; i < kTileKeys; ++i) {
+    list[count] = i;
+    count += valid[i] != 0;
+  }
+  return count;
+}
+
+// ---- a chunk ----------------------------------------------------------------------------------
+
+// Adds the keys of a tile that `valid` allows to one part of the partial result.
+template <class T>
+static inline void accumulate(const DecodeCall& call, Workspace<T>& workspace, int64_t batch,
+                              int64_t kv_head, const typename T::Storage* values, int64_t count,
+                              int64_t ahead, int64_t part, Valid kind, const uint8_t* valid,
+                              const float* factors, float* partial) {
+  const int64_t group = call.heads / call.kv_heads;
+  const bool track_unbiased = factors && call.parts == 2;
+  for (int64_t r = 0; r < call.rows; ++r) {
+    const float bias =
+        factors ? call.bias[batch * call.bias_stride + kv_head * group + r / call.queries] : 0.0f;
+    const uint8_t* row_valid = kind == Valid::kAll      ? nullptr
+                               : kind == Valid::kShared ? valid
+                                                        : valid + r * kTileKeys;
+    workspace.correction[r] = row_weights(
+        workspace.logits + r * kTileKeys, row_valid, factors, bias, track_unbiased,
+        row_stats(call, partial, part, r), workspace.weights + r * kTileKeys);
+  }
+  const int64_t stride = call.value_stride[2];
+  const int64_t to_stride = padded(call.value_dim);
+  if (kind == Valid::kPerRow) {
+    for (int64_t r = 0; r < call.rows; ++r) {
+      const int64_t listed = list_keys(valid + r * kTileKeys, workspace.list);
+      add_values<T, 1>(workspace.weights + r * kTileKeys, values, stride, workspace.list, listed,
+                       call.value_dim, 0, workspace.correction + r,
+                       row_values(call, partial, part, r), to_stride);
+    }
+    return;
+  }
+  const int32_t* list = nullptr;
+  if (kind == Valid::kShared) {
+    count = list_keys(valid, workspace.list);
+    list = workspace.list;
+  }
+  int64_t r = 0;
+  while (r < call.rows) {
+    const int64_t left = call.rows - r;
+    const float* weights = workspace.weights + r * kTileKeys;
+    const float* correction = workspace.correction + r;
+    float* to = row_values(call, partial, part, r);
+    const int64_t prefetch = r == 0 ? ahead : 0;
+    if (left >= 4) {
+      add_values<T, 4>(weights, values, stride, list, count, call.value_dim, prefetch, correction,
+                       to, to_stride);
+      r += 4;
+    } else if (left == 3) {
+      add_values<T, 3>(weights, values, stride, list, count, call.value_dim, prefetch, correction,
+                       to, to_stride);
+      r += 3;
+    } else if (left == 2) {
+      add_values<T, 2>(weights, values, stride, list, count, call.value_dim, prefetch, correction,
+                       to, to_stride);
+      r += 2;
+    } else {
+      add_values<T, 1>(weights, values, stride, list, count, call.value_dim, prefetch, correction,
+                       to, to_stride);
+      r += 1;
+    }
+  }
+}
+
+// A tile with anchored keys in two-part accumulation: the rest, then the anchored keys.
+template <class T>
+static inline void accumulate_parts(const DecodeCall& call, Workspace<T>& workspace, int64_t batch,
+                                    int64_t kv_head, const typename T::Storage* values,
+                                    int64_t count, Valid kind, float* partial) {
+  const int64_t rows = kind == Valid::kPerRow ? call.rows : 1;
+  for (int64_t part = 0; part < 2; ++part) {
+    for (int64_t r = 0; r < rows; ++r) {
+      const uint8_t* valid = workspace.valid + r * kTileKeys;
+      uint8_t* flags = workspace.part_valid + r * kTileKeys;
+      for (int64_t i = 0; i < kTileKeys; ++i) {
+        const bool open = kind == Valid::kAll ? i < count : valid[i] != 0;
+        flags[i] = open && (workspace.factors[i] != 0.0f) == (part == 1);
+      }
+    }
+    const Valid part_kind = classify_rows(workspace.part_valid, rows, count);
+    if (part_kind == Valid::kNone) continue;
+    // Flags leave the bias to the end; factors differ between keys, so it is added here.
+    const float* factors = part == 1 && call.anchor_factors && call.bias ? workspace.factors : nullptr;
+    accumulate<T>(call, workspace, batch, kv_head, values, count, 0, part, part_kind,
+                  workspace.part_valid, factors, partial);
+  }
+}
+
+template <class T>
+static void decode_chunk(const DecodeCall& call, int64_t batch, int64_t kv_head, int64_t begin,
+                         int64_t end, float* partial, void* scratch) {
+  using Storage = typename T::Storage;
+  Workspace<T> workspace;
+  place_workspace<T>(call, (char*)scratch, &workspace);
+  const int64_t group = call.heads / call.kv_heads;
+  for (int64_t r = 0; r < call.rows; ++r) {
+    pack_row<T>(workspace.query + r * padded(call.key_dim),
+                (const Storage*)call.query + batch * call.query_stride[0] +
+                    (kv_head * group + r / call.queries) * call.query_stride[1] +
+                    r % call.queries * call.query_stride[2],
+                call.key_dim);
+  }
+  for (int64_t part = 0; part < call.parts; ++part) {
+    for (int64_t r = 0; r < call.rows; ++r) {
+      float* stats = row_stats(call, partial, part, r);
+      stats[0] = stats[2] = -kInfinity;
+      stats[1] = stats[3] = 0.0f;
+      __builtin_memset(row_values(call, partial, part, r), 0,
+                       (uint64_t)padded(call.value_dim) * sizeof(float));
+    }
+  }
+  const Storage* keys = (const Storage*)call.key + batch * call.key_stride[0] +
+                        kv_head * call.key_stride[1];
+  const Storage* values = (const Storage*)call.value + batch * call.value_stride[0] +
+                          kv_head * call.value_stride[1];
+  for (int64_t start = begin; start < end; start += kTileKeys) {
+    const int64_t count = end - start < kTileKeys ? end - start : kTileKeys;
+    const Valid kind = tile_validity(call, batch, kv_head, start, count, workspace.valid);
+    if (kind == Valid::kNone) continue;
+    const bool anchored = tile_factors(call, batch, start, count, workspace.factors);
+    const bool more = start + kTileKeys < end;
+    const int64_t tile_bytes = kTileKeys * (int64_t)sizeof(Storage);
+    tile_logits<T>(call, workspace, keys + start * call.key_stride[2], count,
+                   more ? tile_bytes * call.key_stride[2] : 0);
+    const Storage* tile_values = values + start * call.value_stride[2];
+    if (call.parts == 2 && anchored) {
+      accumulate_parts<T>(call, workspace, batch, kv_head, tile_values, count, kind, partial);
+    } else {
+      const float* factors = anchored && call.bias ? workspace.factors : nullptr;
+      accumulate<T>(call, workspace, batch, kv_head, tile_values, count,
+                    more ? tile_bytes * call.value_stride[2] : 0, 0, kind, workspace.valid,
+                    factors, partial);
+    }
+  }
+}
+
+// ---- merging ----------------------------------------------------------------------------------
+
+RADAR_INLINE void merge_stats(float* into, const float* from, float* keep, float* take) {
+  const float maximum = from[0] > into[0] ? from[0] : into[0];
+  const float point = reference_point(maximum);
+  *keep = exp_scalar(into[0] - point);
+  *take = exp_scalar(from[0] - point);
+  into[0] = maximum;
+  into[1] = into[1] * *keep + from[1] * *take;
+}
+
+static void decode_fold(const DecodeCall& call, float* into, const float* partial) {
+  for (int64_t part = 0; part < call.parts; ++part) {
+    for (int64_t r = 0; r < call.rows; ++r) {
+      float* to = row_stats(call, into, part, r);
+      const float* from = row_stats(call, (float*)partial, part, r);
+      float keep, take;
+      merge_stats(to + 2, from + 2, &keep, &take);
+      merge_stats(to, from, &keep, &take);
+      float* to_values = row_values(call, into, part, r);
+      const float* from_values = row_values(call, (float*)partial, part, r);
+      for (int64_t d = 0; d < padded(call.value_dim); d += W) {
+        store(to_values + d, load(to_values + d) * keep + load(from_values + d) * take);
+      }
+    }
+  }
+}
+
+// ---- the epilogue -----------------------------------------------------------------------------
+
+// A sink is one more key of the rest, without a value.
+static inline float add_sink(float* stats, float sink) {
+  const float sinks[4] = {sink, 1.0f, -kInfinity, 0.0f};
+  float keep, take;
+  merge_stats(stats, sinks, &keep, &take);
+  return keep;
+}
+
+RADAR_INLINE double log_sum(const float* stats) {
+  return (double)reference_point(stats[0]) + __builtin_log((double)stats[1]);
+}
+
+// 1 / (1 + e^-x)
+RADAR_INLINE double sigmoid(double x) { return 1.0 / (1.0 + __builtin_exp(-x)); }
+
+// The factors of the rest's and of the anchored keys' unnormalised values, and the mass on the
+// anchored keys before steering.
+static inline float part_factors(const DecodeCall& call, int64_t batch, int64_t head,
+                                 const float* rest, const float* anchored, float* rest_factor,
+                                 float* anchored_factor) {
+  *rest_factor = rest[1] == 0.0f ? 0.0f : 1.0f / rest[1];
+  *anchored_factor = 0.0f;
+  const bool factors = call.anchor_factors && call.bias;
+  if (anchored[1] == 0.0f && !(factors && anchored[3] != 0.0f)) return 0.0f;
+  *anchored_factor = anchored[1] == 0.0f ? 0.0f : 1.0f / anchored[1];
+  if (rest[1] == 0.0f) return 1.0f;
+  const double before = log_sum(factors ? anchored + 2 : anchored) - log_sum(rest);
+  double after = factors ? log_sum(anchored) - log_sum(rest) : before;
+  if (call.target_mass) {
+    const double target = call.target_mass[batch * call.target_stride + head];
+    const double wanted = __builtin_log(target) - __builtin_log1p(-target);
+    if (call.target_exact || before < wanted) after = wanted;
+  } else if (call.bias && !factors) {
+    after += (double)call.bias[batch * call.bias_stride + head];
+  }
+  const double steered = sigmoid(after);
+  *anchored_factor = (float)(steered * (double)*anchored_factor);
+  *rest_factor = (float)(sigmoid(-after) * (double)*rest_factor);
+  return (float)sigmoid(before);
+}
+
+template <class T>
+static void decode_finish(const DecodeCall& call, int64_t batch, int64_t kv_head,
+                          const float* partial) {
+  using Storage = typename T::Storage;
+  const int64_t group = call.heads / call.kv_heads;
+  for (int64_t r = 0; r < call.rows; ++r) {
+    const int64_t head = kv_head * group + r / call.queries;
+    float stats[kStats];
+    __builtin_memcpy(stats, row_stats(call, (float*)partial, 0, r), sizeof stats);
+    const float keep = call.sinks ? add_sink(stats, call.sinks[head]) : 1.0f;
+    float factor[2] = {stats[1] == 0.0f ? 0.0f : 1.0f / stats[1], 0.0f};
+    float mass = 0.0f;
+    if (call.parts == 2) {
+      mass = part_factors(call, batch, head, stats, row_stats(call, (float*)partial, 1, r),
+                          &factor[0], &factor[1]);
+    }
+    factor[0] *= keep;
+    const int64_t query = r % call.queries;
+    if (call.mass) call.mass[(batch * call.heads + head) * call.queries + query] = mass;
+    Storage* out = (Storage*)call.out +
+                   ((batch * call.queries + query) * call.heads + head) * call.value_dim;
+    const float* rest = row_values(call, (float*)partial, 0, r);
+    const float* anchored = call.parts == 2 ? row_values(call, (float*)partial, 1, r) : nullptr;
+    for (int64_t d = 0; d < call.value_dim; d += kPair) {
+      Pair pair = {load(rest + d) * factor[0], load(rest + d + W) * factor[0]};
+      if (anchored) {
+        pair.a += load(anchored + d) * factor[1];
+        pair.b += load(anchored + d + W) * factor[1];
+      }
+      if (d + kPair <= call.value_dim) {
+        T::store_pair(out + d, pair);
+      } else {
+        T::store_part(out + d, call.value_dim - d, pair);
+      }
+    }
+  }
+}
+
+template <class T>
+static constexpr DecodeKernels decode_kernels() {
+  return {scratch_bytes<T>, partial_floats<T>, decode_chunk<T>, decode_fold, decode_finish<T>};
+}
+
+}  // namespace RADAR_ISA_NAME
+}  // namespace radar

@@ -1,0 +1,29 @@
+// The kernels compiled for one instruction set: the including file chooses it.
+#include "kernels.h"
+
+#include "simd.h"
+
+#include "dot_rows.h"
+
+#include "decode_attention_kernel.h"
+#include "linear_rows_kernel.h"
+
+#define RADAR_STRING_(x) #x
+#define RADAR_STRING(x) RADAR_STRING_(x)
+#define RADAR_JOIN_(a, b) a##b
+#define RADAR_JOIN(a, b) RADAR_JOIN_(a, b)
+
+namespace radar {
+
+const Kernels* RADAR_JOIN(kernels_, RADAR_ISA_NAME)() {
+  namespace isa = RADAR_ISA_NAME;
+  static const Kernels kernels = {
+      RADAR_STRING(RADAR_ISA_NAME),
+      {isa::decode_kernels<isa::Float32>(), isa::decode_kernels<isa::BFloat16>(),
+       isa::decode_kernels<isa::Float16>()},
+      {isa::linear_kernels<isa::Float32>(), isa::linear_kernels<isa::BFloat16>(),
+       isa::linear_kernels<isa::Float16>()}};
+  return &kernels;
+}
+
+}  // namespace radar

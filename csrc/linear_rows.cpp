@@ -1,0 +1,78 @@
+// linear_rows: a linear layer on at most eight rows, its outputs shared among the threads.
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <atomic>
+#include <optional>
+
+#include "checks.h"
+#include "dispatch.h"
+#include "operators.h"
+
+namespace radar {
+namespace {
+
+using at::Tensor;
+
+constexpr int64_t kMostRows = 8;
+constexpr int64_t kSingleThreadBytes = 64 << 10;
+// Weights that a thread takes at a time.
+constexpr int64_t kPieceBytes = 64 << 10;
+
+void run(const LinearCall& call, const LinearKernels& kernel, int64_t element_bytes) {
+  void* packed = thread_memory(0, kernel.packed_bytes(call));
+  kernel.pack(call, packed);
+  const int64_t bytes = call.in_features * call.out_features * element_bytes;
+  const int64_t threads = at::get_num_threads();
+  if (bytes < kSingleThreadBytes || threads == 1 || at::in_parallel_region()) {
+    kernel.range(call, packed, 0, call.out_features);
+    return;
+  }
+  const int64_t row_bytes = std::max<int64_t>(call.in_features * element_bytes, 1);
+  const int64_t piece = std::max<int64_t>(kPieceBytes / row_bytes / 16 * 16, 16);
+  std::atomic<int64_t> next{0};
+  at::parallel_for(0, threads, 1, [&](int64_t, int64_t) {
+    for (int64_t at = next.fetch_add(piece); at < call.out_features; at = next.fetch_add(piece)) {
+      kernel.range(call, packed, at, std::min(at + piece, call.out_features));
+    }
+  });
+}
+
+}  // namespace
+
+Tensor linear_rows(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias) {
+  TORCH_CHECK(input.device().is_cpu() && weight.device().is_cpu(),
+              "linear_rows: input and weight must be on the CPU");
+  TORCH_CHECK(has_kernel_type(input) && input.scalar_type() == weight.scalar_type(),
+              "linear_rows: input and weight must share one dtype of float32, bfloat16, float16");
+  TORCH_CHECK(weight.dim() == 2 && weight.is_contiguous(),
+              "linear_rows: weight must be contiguous [out, in]");
+  TORCH_CHECK(input.dim() >= 1 && input.size(-1) == weight.size(1), "linear_rows: input of shape ",
+              input.sizes(), " does not fit weight of shape ", weight.sizes());
+  TORCH_CHECK(!bias || (bias->dim() == 1 && bias->size(0) == weight.size(0) &&
+                        bias->scalar_type() == weight.scalar_type() && bias->is_contiguous() &&
+                        bias->device().is_cpu()),
+              "linear_rows: bias must be contiguous [out] in the dtype of weight");
+  check_no_gradient("linear_rows", {input, weight});
+  LinearCall call = {};
+  call.in_features = weight.size(1);
+  call.out_features = weight.size(0);
+  call.rows = 1;
+  c10::SmallVector<int64_t, 5> shape(input.sizes().begin(), input.sizes().end());
+  for (size_t dim = 0; dim + 1 < shape.size(); ++dim) call.rows *= shape[dim];
+  TORCH_CHECK(call.rows >= 1 && call.rows <= kMostRows, "linear_rows: rows must be 1..", kMostRows,
+              ", got ", call.rows);
+  shape.back() = call.out_features;
+  const Tensor rows = input.contiguous();
+  Tensor out = at::empty(shape, input.options());
+  call.input = rows.const_data_ptr();
+  call.weight = weight.const_data_ptr();
+  call.bias = bias ? bias->const_data_ptr() : nullptr;
+  call.out = out.mutable_data_ptr();
+  run(call, kernels().linear[static_cast<int>(kernel_type(input))], input.element_size());
+  return out;
+}
+
+}  // namespace radar

@@ -1,0 +1,28 @@
+// Every operator of this library, declared and registered in one place.
+#include <torch/library.h>
+
+#include <string>
+
+#include "dispatch.h"
+#include "operators.h"
+
+TORCH_LIBRARY(radar_cpp, library) {
+  library.def(
+      "decode_attention(Tensor query, Tensor key, Tensor value, Tensor? anchors, Tensor? bias, "
+      "Tensor? target_mass, bool target_exact, Tensor? mask, Tensor? key_lengths, bool causal, "
+      "float scale, int? window, float? softcap, Tensor? sinks, bool return_mass) "
+      "-> (Tensor, Tensor)");
+  library.def("linear_rows(Tensor input, Tensor weight, Tensor? bias) -> Tensor");
+
+  // Which kernels run; the tests go through all of them.
+  library.def("has_instruction_set(str name) -> bool",
+              [](const std::string& name) { return radar::has_instruction_set(name.c_str()); });
+  library.def("use_instruction_set(str name) -> ()",
+              [](const std::string& name) { radar::use_instruction_set(name.c_str()); });
+  library.def("instruction_set() -> str", []() { return std::string(radar::kernels().name); });
+}
+
+TORCH_LIBRARY_IMPL(radar_cpp, CPU, library) {
+  library.impl("decode_attention", radar::decode_attention);
+  library.impl("linear_rows", radar::linear_rows);
+}

@@ -1,0 +1,73 @@
+"""Anchor attention on CPUs for one to eight query tokens, in C++.
+
+One pass over the keys and values serves all query heads of a group and all query tokens. A row's
+result depends on that row alone: not on its batch and not on the number of threads.
+"""
+
+import torch
+from torch import Tensor
+
+from radar_kernels import native
+from radar_kernels.anchor_attention.arguments import AnchorAttentionArguments
+from radar_kernels.backends import needs_gradient
+
+MOST_QUERIES = 8
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+absent = native.absent
+
+if absent() is None:
+    _decode = torch.ops.radar_cpp.decode_attention.default
+
+
+def unsupported(arguments: AnchorAttentionArguments) -> str | None:
+    """Says why a call cannot be served.
+
+    Args:
+        arguments: the validated call.
+
+    Returns:
+        The reason, or None if ``run`` can serve it.
+    """
+    query = arguments.query
+    if query.device.type != "cpu":
+        return f"it runs on the CPU only, these tensors are on {query.device}"
+    if query.shape[2] > MOST_QUERIES:
+        return f"it takes at most {MOST_QUERIES} query tokens, got {query.shape[2]}"
+    if query.shape[2] == 0:
+        return "it needs at least one query token"
+    if query.dtype not in _DTYPES:
+        return f"it takes float32, bfloat16 and float16, got {query.dtype}"
+    if needs_gradient(arguments):
+        return "it computes no gradients, and an input requires one (torch.no_grad() turns it off)"
+    return None
+
+
+def run(arguments: AnchorAttentionArguments) -> tuple[Tensor, Tensor | None]:
+    """Computes a call that ``unsupported`` has let through.
+
+    Args:
+        arguments: the validated call.
+
+    Returns:
+        ``[B, Hq, q, Dv]`` in the dtype of the query (stored as ``[B, q, Hq, Dv]``), and the mass
+        on the anchors before steering, float32 ``[B, Hq, q]``, or None if it was not asked for.
+    """
+    out, mass = _decode(
+        arguments.query,
+        arguments.key,
+        arguments.value,
+        arguments.anchors,
+        arguments.bias,
+        arguments.target_mass,
+        arguments.target_exact,
+        arguments.mask,
+        arguments.key_lengths,
+        arguments.causal,
+        arguments.scale,
+        arguments.window,
+        arguments.softcap,
+        arguments.sinks,
+        arguments.return_mass,
+    )
+    return out, mass if arguments.return_mass else None

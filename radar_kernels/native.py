@@ -1,0 +1,46 @@
+"""The C++ library: loads it once, and says why it cannot be used."""
+
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+_FOLDER = Path(__file__).parent
+
+
+@lru_cache(maxsize=1)
+def absent() -> str | None:
+    """Loads the library.
+
+    Returns:
+        None if its operators can be called under ``torch.ops.radar_cpp``, otherwise the reason why
+        not: what stopped the build, or what stopped the loading.
+    """
+    found = sorted(_FOLDER.glob("_C*.so"))
+    if not found:
+        try:
+            return (_FOLDER / "_cpp_build_error.txt").read_text(encoding="utf-8").strip()
+        except OSError:
+            return "the C++ operators were not built; install radar-kernels from its sources"
+    try:
+        torch.ops.load_library(str(found[0]))
+        torch.ops.radar_cpp.instruction_set()
+    except (OSError, RuntimeError) as error:
+        return f"the C++ operators do not load ({error}); install radar-kernels again"
+    torch.library.register_fake("radar_cpp::decode_attention", _fake_decode_attention)
+    torch.library.register_fake("radar_cpp::linear_rows", _fake_linear_rows)
+    return None
+
+
+def _fake_decode_attention(
+    query: Tensor, key: Tensor, value: Tensor, *arguments: object
+) -> tuple[Tensor, Tensor]:
+    batch, heads, tokens, _ = query.shape
+    out = query.new_empty(batch, tokens, heads, value.shape[3]).transpose(1, 2)
+    size = (batch, heads, tokens) if arguments[-1] else (0,)
+    return out, query.new_empty(size, dtype=torch.float32)
+
+
+def _fake_linear_rows(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return input.new_empty(*input.shape[:-1], weight.shape[0])

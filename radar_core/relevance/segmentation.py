@@ -36,8 +36,8 @@ def sentence_spans(text: str, language: str = "en") -> list[tuple[int, int]]:
         raise ImportError(
             'cutting text into sentences needs sentencex; run: pip install "radar-kernels[agents]"'
         ) from error
-    # One character for one character, so that places stay: sentencex 1.0 panics on some blanks
-    # outside ASCII (a no-break space between two stops is enough).
+    # One character for one character, so that places stay: sentencex 1.0 panics on blanks outside
+    # ASCII between a capital letter and a stop.
     plain = text.translate(_plain_blanks())
     spans: list[tuple[int, int]] = []
     for boundary in get_sentence_boundaries(language, plain):

@@ -33,7 +33,8 @@ def test_sentences_of_prose_lists_and_other_scripts():
 
 
 def test_blanks_that_break_the_segmenter_are_harmless():
-    assert pieces("One\u00a0\u00a0.\r.\u2028Two\u00a0. \u00a0Three.")[-1] == "Three."
+    assert pieces("We took plan B\u00a0. It works.") == ["We took plan B\u00a0.", "It works."]
+    assert pieces("One.\u00a0Two, C\u2028.") == ["One.", "Two, C\u2028."]
 
 
 def test_long_code_and_tables_are_cut_at_line_ends_and_short_ones_are_not():

@@ -17,6 +17,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedC
 
 from radar_core.hooks.attention import SUPPORTED_IMPLEMENTATIONS, AttentionHook, native_attention
 from radar_core.hooks.branches import TwoBranches
+from radar_core.hooks.few_rows import few_row_linears
 from radar_core.methods.method import Method, NoSteering
 from radar_core.methods.spa import SPA
 
@@ -72,6 +73,7 @@ def attach(
         stack.enter_context(watched(model, hook))
         if hook.hide_anchors:
             assert isinstance(method, SPA)
+            stack.enter_context(few_row_linears(model))
             stack.enter_context(TwoBranches(model, hook, method.strengths()).hooked())
         yield Steering(method, active=True, attention=hook)
 

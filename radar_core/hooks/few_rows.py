@@ -1,0 +1,54 @@
+"""Linear layers for the few rows of two-branch decoding on a CPU, each weight read once."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from radar_kernels.linear_rows import linear_rows
+from radar_kernels.linear_rows.cpp import MOST_ROWS, absent
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@contextmanager
+def few_row_linears(model: nn.Module) -> Iterator[None]:
+    """Let the model's plain linear layers serve few rows by an operator that reads weights once.
+
+    Two rows cost torch's own layer up to three times one. Only layers that are exactly `nn.Linear`
+    with a plain CPU weight are touched, and only if nothing else (such as accelerate's hooks) has
+    replaced their `forward`; the weights stay as they are. Results agree to rounding.
+    """
+    served = [] if absent() is not None else [m for m in model.modules() if _is_plain(m)]
+    replacements = {module: functools.partial(_forward, module) for module in served}
+    try:
+        for module, forward in replacements.items():
+            module.forward = forward  # type: ignore[method-assign]
+        yield
+    finally:
+        for module, forward in replacements.items():
+            if vars(module).get("forward") is forward:
+                del module.forward
+
+
+def _is_plain(module: nn.Module) -> bool:
+    if type(module) is not nn.Linear or "forward" in vars(module):
+        return False
+    weight: Any = module.weight
+    return (
+        type(weight.data) is Tensor
+        and weight.is_cpu
+        and weight.dtype in _DTYPES
+        and weight.is_contiguous()
+    )
+
+
+def _forward(module: nn.Linear, input: Tensor) -> Tensor:
+    if input.numel() > MOST_ROWS * module.in_features:
+        return nn.functional.linear(input, module.weight, module.bias)
+    return linear_rows(input, module.weight, module.bias)

@@ -155,6 +155,12 @@ def prepare_anchor_attention(
         if bias is not None and target_mass is not None:
             raise ValueError("bias and target_mass are both given; give one of them")
 
+        # The last key is the last query's: a window of all keys, and one query, hide nothing.
+        if window is not None and window >= keys:
+            window = None
+    if tokens == 1 and window is None:
+        causal = False
+
     if anchors is not None:
         anchors = checked_anchors(anchors, batch, keys, query, checked)
         if target_mass is not None and anchors.dtype != torch.bool:

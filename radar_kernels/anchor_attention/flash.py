@@ -89,9 +89,9 @@ def attend_parts(arguments: AnchorAttentionArguments) -> tuple[Tensor, Tensor, T
     anchors = arguments.anchors
     assert anchors is not None
     plain = replace(arguments, anchors=None, bias=None, target_mass=None)
-    hidden = anchors[:, None, None, :]
-    rest_mask = ~hidden if arguments.mask is None else arguments.mask & ~hidden
-    rest, rest_lse = attend(replace(plain, mask=rest_mask))
+    # Hidden by bias and not by mask: masked keys would be cleared, and these are fit to be read.
+    hide = torch.full((1, 1), -torch.inf)
+    rest, rest_lse = attend(replace(plain, anchors=anchors, bias=hide))
     if arguments.sinks is not None:
         rest, rest_lse = with_sinks(rest, rest_lse, arguments.sinks)
     chosen = anchors.any(0).nonzero().squeeze(-1)
@@ -102,7 +102,8 @@ def attend_parts(arguments: AnchorAttentionArguments) -> tuple[Tensor, Tensor, T
     for start in range(0, arguments.query.shape[2], _ROWS):
         stop = min(start + _ROWS, arguments.query.shape[2])
         visible = visible_keys(arguments, start, stop, chosen)
-        visible = hidden[..., chosen] if visible is None else visible & hidden[..., chosen]
+        kept = anchors[:, None, None, chosen]
+        visible = kept if visible is None else visible & kept
         few = replace(
             plain,
             query=arguments.query[:, :, start:stop],
@@ -204,7 +205,8 @@ def _key_bias(call: AnchorAttentionArguments, visible: Tensor | None) -> Tensor 
         if visible is None:
             return None
         return torch.zeros(visible.shape, dtype=dtype).masked_fill_(~visible, -torch.inf)
-    bias = (call.bias.to(dtype)[:, :, None] * call.anchors[:, None, :]).unsqueeze(2)
+    bias, anchors = call.bias.to(dtype)[:, :, None, None], call.anchors[:, None, None, :]
+    bias = torch.where(anchors, bias, 0) if anchors.dtype == torch.bool else bias * anchors
     return bias if visible is None else torch.where(visible, bias, -torch.inf)
 
 

@@ -10,20 +10,18 @@ namespace RADAR_ISA_NAME {
 enum class Valid { kNone, kAll, kShared, kPerRow };
 
 // One thread's working memory for a chunk.
-template <class T>
 struct Workspace {
-  typename Dot<T>::Packed* query;  // [rows, padded key_dim]
-  float* logits;                   // [rows, kTileKeys]
-  float* weights;                  // [rows, kTileKeys]
-  float* correction;               // [rows] factor of what the row has accumulated so far
-  uint8_t* valid;                  // [rows, kTileKeys]
-  uint8_t* part_valid;             // [rows, kTileKeys]
-  float factors[kTileKeys];        // of the bias
-  int32_t list[kTileKeys];         // indices of the valid keys
+  float* query;              // [rows, padded key_dim]
+  float* logits;             // [rows, kTileKeys]
+  float* weights;            // [rows, kTileKeys]
+  float* correction;         // [rows] factor of what the row has accumulated so far
+  uint8_t* valid;            // [rows, kTileKeys]
+  uint8_t* part_valid;       // [rows, kTileKeys]
+  float factors[kTileKeys];  // of the bias
+  int32_t list[kTileKeys];   // indices of the valid keys
 };
 
-template <class T>
-static int64_t place_workspace(const DecodeCall& call, char* memory, Workspace<T>* workspace) {
+static int64_t place_workspace(const DecodeCall& call, char* memory, Workspace* workspace) {
   int64_t used = 0;
   const auto take = [&](int64_t bytes) {
     char* at = memory + used;
@@ -31,8 +29,7 @@ static int64_t place_workspace(const DecodeCall& call, char* memory, Workspace<T
     return at;
   };
   const int64_t tile = call.rows * kTileKeys;
-  using Packed = typename Dot<T>::Packed;
-  workspace->query = (Packed*)take(call.rows * padded(call.key_dim) * (int64_t)sizeof(Packed));
+  workspace->query = (float*)take(call.rows * padded(call.key_dim) * (int64_t)sizeof(float));
   workspace->logits = (float*)take(tile * (int64_t)sizeof(float));
   workspace->weights = (float*)take(tile * (int64_t)sizeof(float));
   workspace->correction = (float*)take(call.rows * (int64_t)sizeof(float));
@@ -41,10 +38,9 @@ static int64_t place_workspace(const DecodeCall& call, char* memory, Workspace<T
   return used;
 }
 
-template <class T>
 static int64_t scratch_bytes(const DecodeCall& call) {
-  Workspace<T> workspace;
-  return place_workspace<T>(call, nullptr, &workspace);
+  Workspace workspace;
+  return place_workspace(call, nullptr, &workspace);
 }
 
 // Where a row's numbers sit in a partial result: [parts][rows][kStats], then the values.
@@ -56,7 +52,6 @@ RADAR_INLINE float* row_values(const DecodeCall& call, float* partial, int64_t p
          (part * call.rows + row) * padded(call.value_dim);
 }
 
-template <class T>
 static int64_t partial_floats(const DecodeCall& call) {
   const int64_t count = call.parts * call.rows * (kStats + padded(call.value_dim));
   return (count + 15) / 16 * 16;
@@ -172,14 +167,14 @@ static inline bool tile_factors(const DecodeCall& call, int64_t batch, int64_t s
 // ---- logits -----------------------------------------------------------------------------------
 
 template <class T>
-static inline void tile_logits(const DecodeCall& call, const Workspace<T>& workspace,
+static inline void tile_logits(const DecodeCall& call, const Workspace& workspace,
                                const typename T::Storage* keys, int64_t count, int64_t ahead) {
   const int64_t stride = padded(call.key_dim);
   const int64_t step = call.key_stride[2];
   int64_t r = 0;
   while (r < call.rows) {
     const int64_t left = call.rows - r;
-    const typename Dot<T>::Packed* query = workspace.query + r * stride;
+    const float* query = workspace.query + r * stride;
     float* to = workspace.logits + r * kTileKeys;
     const int64_t prefetch = r == 0 ? ahead : 0;
     if (left >= 4) {
@@ -342,7 +337,7 @@ static inline int64_t list_keys(const uint8_t* valid, int32_t* list) {
 
 // Adds the keys of a tile that `valid` allows to one part of the partial result.
 template <class T>
-static inline void accumulate(const DecodeCall& call, Workspace<T>& workspace, int64_t batch,
+static inline void accumulate(const DecodeCall& call, Workspace& workspace, int64_t batch,
                               int64_t kv_head, const typename T::Storage* values, int64_t count,
                               int64_t ahead, int64_t part, Valid kind, const uint8_t* valid,
                               const float* factors, float* partial) {
@@ -403,7 +398,7 @@ static inline void accumulate(const DecodeCall& call, Workspace<T>& workspace, i
 
 // A tile with anchored keys in two-part accumulation: the rest, then the anchored keys.
 template <class T>
-static inline void accumulate_parts(const DecodeCall& call, Workspace<T>& workspace, int64_t batch,
+static inline void accumulate_parts(const DecodeCall& call, Workspace& workspace, int64_t batch,
                                     int64_t kv_head, const typename T::Storage* values,
                                     int64_t count, Valid kind, float* partial) {
   const int64_t rows = kind == Valid::kPerRow ? call.rows : 1;
@@ -429,8 +424,8 @@ template <class T>
 static void decode_chunk(const DecodeCall& call, int64_t batch, int64_t kv_head, int64_t begin,
                          int64_t end, float* partial, void* scratch) {
   using Storage = typename T::Storage;
-  Workspace<T> workspace;
-  place_workspace<T>(call, (char*)scratch, &workspace);
+  Workspace workspace;
+  place_workspace(call, (char*)scratch, &workspace);
   const int64_t group = call.heads / call.kv_heads;
   for (int64_t r = 0; r < call.rows; ++r) {
     pack_row<T>(workspace.query + r * padded(call.key_dim),
@@ -584,7 +579,7 @@ static void decode_finish(const DecodeCall& call, int64_t batch, int64_t kv_head
 
 template <class T>
 static constexpr DecodeKernels decode_kernels() {
-  return {scratch_bytes<T>, partial_floats<T>, decode_chunk<T>, decode_fold, decode_finish<T>};
+  return {scratch_bytes, partial_floats, decode_chunk<T>, decode_fold, decode_finish<T>};
 }
 
 }  // namespace RADAR_ISA_NAME

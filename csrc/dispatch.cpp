@@ -25,16 +25,13 @@ bool has_avx512() {
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
 }
-bool has_avx512_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
 #else
 bool has_avx2() { return false; }
 bool has_avx512() { return false; }
-bool has_avx512_bf16() { return false; }
 #endif
 bool always() { return true; }
 
-constexpr Level kLevels[] = {{"avx512_bf16", kernels_avx512_bf16, has_avx512_bf16},
-                             {"avx512", kernels_avx512, has_avx512},
+constexpr Level kLevels[] = {{"avx512", kernels_avx512, has_avx512},
                              {"avx2", kernels_avx2, has_avx2},
                              {"baseline", kernels_baseline, always}};
 
@@ -55,8 +52,8 @@ const Kernels* choose() {
   const Level* level = find_level(wanted);
   if (level == nullptr || !level->supported()) {
     throw std::runtime_error(std::string("RADAR_CPU_ISA=") + wanted +
-                             " is not an instruction set of this CPU; use one of avx512_bf16, "
-                             "avx512, avx2, baseline that it has, or unset it");
+                             " is not an instruction set of this CPU; use one of avx512, avx2, "
+                             "baseline that it has, or unset it");
   }
   return level->kernels();
 }

@@ -5,54 +5,19 @@
 namespace radar {
 namespace RADAR_ISA_NAME {
 
-// Rows that share one pass over the memory, at most.
-constexpr int kRowBlock = 4;
-
-// How the packed rows are kept, and one step of 2 W elements.
-template <class T>
-struct Dot {
-  typedef float Packed;
-  typedef Pair Operand;
-  RADAR_INLINE void pack(float* to, const typename T::Storage* from, int64_t count) {
-    const Pair pair = count >= kPair ? T::load_pair(from) : T::load_part(from, count);
-    store(to, pair.a);
-    store(to + W, pair.b);
-  }
-  RADAR_INLINE Pair packed(const float* p) { return {load(p), load(p + W)}; }
-  RADAR_INLINE Pair memory(const typename T::Storage* p) { return T::load_pair(p); }
-  RADAR_INLINE Pair memory_part(const typename T::Storage* p, int64_t n) {
-    return T::load_part(p, n);
-  }
-  RADAR_INLINE Vector step(Vector sum, Pair x, Pair y) { return sum + x.a * y.a + x.b * y.b; }
-};
-
-#if defined(RADAR_ISA_AVX512_BF16)
-// Both operands are bfloat16 already: their products are exact in the float32 sum.
-template <>
-struct Dot<BFloat16> {
-  typedef uint16_t Packed;
-  typedef __m512i Operand;
-  RADAR_INLINE void pack(uint16_t* to, const uint16_t* from, int64_t count) {
-    const __m512i words = count >= kPair ? memory(from) : memory_part(from, count);
-    _mm512_storeu_si512(to, words);
-  }
-  RADAR_INLINE __m512i packed(const uint16_t* p) { return _mm512_loadu_si512(p); }
-  RADAR_INLINE __m512i memory(const uint16_t* p) { return _mm512_loadu_si512(p); }
-  RADAR_INLINE __m512i memory_part(const uint16_t* p, int64_t n) {
-    return (__m512i)BFloat16::load_words_part(p, n);
-  }
-  RADAR_INLINE Vector step(Vector sum, __m512i x, __m512i y) {
-    return (Vector)_mm512_dpbf16_ps((__m512)sum, (__m512bh)x, (__m512bh)y);
-  }
-};
-#endif
+RADAR_INLINE Pair load_packed(const float* p) { return {load(p), load(p + W)}; }
 
 RADAR_INLINE int64_t padded(int64_t count) { return (count + kPair - 1) / kPair * kPair; }
 
+// A row as float32 in the order of pairs, filled up with zeros. (Multiplying bfloat16 pairs by
+// AVX512_BF16's dot product is slower: it takes as long as four float32 products.)
 template <class T>
-RADAR_INLINE void pack_row(typename Dot<T>::Packed* to, const typename T::Storage* from,
-                           int64_t count) {
-  for (int64_t d = 0; d < count; d += kPair) Dot<T>::pack(to + d, from + d, count - d);
+RADAR_INLINE void pack_row(float* to, const typename T::Storage* from, int64_t count) {
+  for (int64_t d = 0; d < count; d += kPair) {
+    const Pair pair = count - d >= kPair ? T::load_pair(from + d) : T::load_part(from + d, count - d);
+    store(to + d, pair.a);
+    store(to + d + W, pair.b);
+  }
 }
 
 // The shape of one block: R rows times K lines of memory in G groups of W sums.
@@ -67,17 +32,16 @@ struct DotShape {
 // Sums of R packed rows with kBlock lines: result lane r * kLines + i of group g belongs to row r
 // and line g * kLines + i. `ahead` (bytes, 0 for none) prefetches that much further on each line.
 template <class T, int R>
-RADAR_INLINE void dot_block(const typename Dot<T>::Packed* rows, int64_t row_stride,
+RADAR_INLINE void dot_block(const float* rows, int64_t row_stride,
                             const typename T::Storage* const* lines, int64_t count, int64_t ahead,
                             Vector* result) {
-  using D = Dot<T>;
   using Shape = DotShape<R>;
   Vector sums[Shape::kGroups][W] = {};
   const int64_t whole = count / kPair * kPair;
   for (int64_t d = 0; d < whole; d += kPair) {
 #pragma GCC unroll 16
     for (int k = 0; k < Shape::kBlock; ++k) {
-      const typename D::Operand y = D::memory(lines[k] + d);
+      const Pair y = T::load_pair(lines[k] + d);
       if (ahead) {
         const char* next = (const char*)(lines[k] + d) + ahead;
         __builtin_prefetch(next, 0, 2);
@@ -86,18 +50,20 @@ RADAR_INLINE void dot_block(const typename Dot<T>::Packed* rows, int64_t row_str
 #pragma GCC unroll 4
       for (int r = 0; r < R; ++r) {
         Vector& sum = sums[k / Shape::kLines][r * Shape::kLines + k % Shape::kLines];
-        sum = D::step(sum, D::packed(rows + r * row_stride + d), y);
+        const Pair x = load_packed(rows + r * row_stride + d);
+        sum = sum + x.a * y.a + x.b * y.b;
       }
     }
   }
   if (whole < count) {
 #pragma GCC unroll 16
     for (int k = 0; k < Shape::kBlock; ++k) {
-      const typename D::Operand y = D::memory_part(lines[k] + whole, count - whole);
+      const Pair y = T::load_part(lines[k] + whole, count - whole);
 #pragma GCC unroll 4
       for (int r = 0; r < R; ++r) {
         Vector& sum = sums[k / Shape::kLines][r * Shape::kLines + k % Shape::kLines];
-        sum = D::step(sum, D::packed(rows + r * row_stride + whole), y);
+        const Pair x = load_packed(rows + r * row_stride + whole);
+        sum = sum + x.a * y.a + x.b * y.b;
       }
     }
   }
@@ -107,7 +73,7 @@ RADAR_INLINE void dot_block(const typename Dot<T>::Packed* rows, int64_t row_str
 // result[r * result_stride + i] = row r . line i for i < lines; up to a block's width is written
 // past the last line.
 template <class T, int R>
-static inline void dot_rows(const typename Dot<T>::Packed* rows, int64_t row_stride,
+static inline void dot_rows(const float* rows, int64_t row_stride,
                             const typename T::Storage* memory, int64_t line_stride, int64_t lines,
                             int64_t count, int64_t ahead, float* result, int64_t result_stride) {
   using Shape = DotShape<R>;

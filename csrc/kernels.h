@@ -88,6 +88,5 @@ struct Kernels {
 const Kernels* kernels_baseline();
 const Kernels* kernels_avx2();
 const Kernels* kernels_avx512();
-const Kernels* kernels_avx512_bf16();
 
 }  // namespace radar

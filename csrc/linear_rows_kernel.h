@@ -4,15 +4,14 @@
 namespace radar {
 namespace RADAR_ISA_NAME {
 
-template <class T>
 static int64_t linear_packed_bytes(const LinearCall& call) {
-  return call.rows * padded(call.in_features) * (int64_t)sizeof(typename Dot<T>::Packed);
+  return call.rows * padded(call.in_features) * (int64_t)sizeof(float);
 }
 
 template <class T>
 static void linear_pack(const LinearCall& call, void* packed) {
   for (int64_t r = 0; r < call.rows; ++r) {
-    pack_row<T>((typename Dot<T>::Packed*)packed + r * padded(call.in_features),
+    pack_row<T>((float*)packed + r * padded(call.in_features),
                 (const typename T::Storage*)call.input + r * call.in_features, call.in_features);
   }
 }
@@ -24,7 +23,7 @@ RADAR_INLINE void store_one(typename T::Storage* p, float x) {
 
 // R rows from `row` on times the weights of one block of outputs.
 template <class T, int R>
-static inline void linear_block(const LinearCall& call, const typename Dot<T>::Packed* packed,
+static inline void linear_block(const LinearCall& call, const float* packed,
                                 int64_t row, int64_t output, int64_t outputs) {
   using Storage = typename T::Storage;
   constexpr int kBlock = DotShape<1>::kBlock;
@@ -46,7 +45,7 @@ static inline void linear_block(const LinearCall& call, const typename Dot<T>::P
 template <class T>
 static void linear_range(const LinearCall& call, const void* packed_rows, int64_t begin,
                          int64_t end) {
-  const auto* packed = (const typename Dot<T>::Packed*)packed_rows;
+  const float* packed = (const float*)packed_rows;
   constexpr int64_t kBlock = DotShape<1>::kBlock;
   for (int64_t output = begin; output < end; output += kBlock) {
     const int64_t outputs = end - output < kBlock ? end - output : kBlock;
@@ -63,7 +62,7 @@ static void linear_range(const LinearCall& call, const void* packed_rows, int64_
 
 template <class T>
 static constexpr LinearKernels linear_kernels() {
-  return {linear_packed_bytes<T>, linear_pack<T>, linear_range<T>};
+  return {linear_packed_bytes, linear_pack<T>, linear_range<T>};
 }
 
 }  // namespace RADAR_ISA_NAME

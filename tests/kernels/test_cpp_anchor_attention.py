@@ -1,0 +1,413 @@
+"""The C++ decode attention on every instruction set of this machine, against float64."""
+
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from radar_kernels import anchor_attention, available_backends, native
+from radar_kernels.anchor_attention import cpp
+from radar_kernels.testing import assert_within, attention_oracle
+
+assert native.absent() is None, native.absent()
+SETS = [
+    name for name in ("avx512", "avx2", "baseline") if torch.ops.radar_cpp.has_instruction_set(name)
+]
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@contextmanager
+def instruction_set(name: str) -> Iterator[None]:
+    before = torch.ops.radar_cpp.instruction_set()
+    torch.ops.radar_cpp.use_instruction_set(name)
+    try:
+        yield
+    finally:
+        torch.ops.radar_cpp.use_instruction_set(before)
+
+
+@pytest.fixture(params=SETS)
+def every_set(request: pytest.FixtureRequest) -> Iterator[str]:
+    with instruction_set(request.param):
+        yield request.param
+
+
+def tensors(
+    rows=2, heads=6, key_heads=2, tokens=1, keys=150, size=64, value_size=None, dtype=None, seed=0
+):
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=generator).to(dtype or torch.float32)
+
+    query = normal(rows, heads, tokens, size)
+    key = normal(rows, key_heads, keys, size)
+    value = normal(rows, key_heads, keys, value_size or size)
+    anchors = torch.zeros(rows, keys, dtype=torch.bool)
+    for row in range(rows):  # anchors come in runs
+        start = int(torch.randint(0, max(keys - 5, 1), (), generator=generator))
+        anchors[row, start : start + 9] = True
+    return query, key, value, anchors
+
+
+def decode(*tensors, **options):
+    return anchor_attention(*tensors, backend="cpp", **options)
+
+
+def check(query, key, value, anchors, **options):
+    """One call with and one without the mass, both within the budget of float64."""
+    out, mass = decode(query, key, value, anchors, return_mass=True, **options)
+    alone = decode(query, key, value, anchors, **options)
+    expected = attention_oracle(query, key, value, anchors, **options)
+    assert_within(out, expected.out, expected.out_budget)
+    assert_within(alone, expected.out, expected.out_budget)
+    assert_within(mass, expected.mass, expected.mass_budget)
+    assert out.dtype == query.dtype and mass.dtype == torch.float32
+
+
+def dense(query, key, value, logits_added):
+    """softmax(scale * q k + added) v in float64, [B, Hq, q, Dv]."""
+    group = query.shape[1] // key.shape[1]
+    key, value = (one.double().repeat_interleave(group, 1) for one in (key, value))
+    logits = query.double() @ key.transpose(2, 3) * query.shape[3] ** -0.5 + logits_added
+    return torch.softmax(logits, -1) @ value
+
+
+def test_the_library_is_built_and_preferred_on_the_cpu():
+    assert available_backends("anchor_attention")["cpp"] is None
+    assert SETS[-1] == "baseline"
+    query, key, value, anchors = tensors()
+    automatic = anchor_attention(query, key, value, anchors, bias=1.0)
+    assert torch.equal(automatic, decode(query, key, value, anchors, bias=1.0))
+
+
+@pytest.mark.parametrize("size", [64, 80, 96, 128, 256])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_head_sizes(every_set, dtype, size):
+    check(*tensors(rows=1, keys=70, size=size, dtype=dtype), bias=1.5)
+
+
+@pytest.mark.parametrize("group", [1, 2, 3, 4, 5, 7, 8, 9])
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_query_heads_of_a_group(every_set, group, tokens):
+    given = tensors(rows=1, heads=2 * group, tokens=tokens, keys=66, size=32, value_size=48)
+    check(*given, bias=torch.linspace(-2, 3, 2 * group), causal=True)
+
+
+FEATURES = {
+    "nothing": {},
+    "bias": {"bias": 2.0},
+    "large bias": {"bias": 150.0},
+    "large negative bias": {"bias": -150.0},
+    "bias per head": {"bias": torch.linspace(-3, 3, 6)},
+    "bias per row": {"bias": torch.tensor([[1.0], [-2.0]])},
+    "bias per row and head": {"bias": torch.linspace(-3, 3, 12).view(2, 6)},
+    "at least": {"target_mass": 0.3},
+    "exactly": {"target_mass": torch.linspace(0.01, 0.99, 6), "target_mode": "exact"},
+    "at least per row": {"target_mass": torch.linspace(0.01, 0.99, 12).view(2, 6)},
+    "scale": {"bias": 1.0, "scale": 0.7},
+    "softcap": {"bias": 1.0, "softcap": 2.0, "scale": 1.0},
+    "sinks": {"bias": 1.0, "sinks": torch.linspace(-2, 4, 6)},
+    "target with sinks": {"target_mass": 0.4, "sinks": torch.linspace(-2, 9, 6)},
+    "causal": {"bias": 1.0, "causal": True},
+    "window": {"bias": 1.0, "causal": True, "window": 20},
+    "window over a tile": {"target_mass": 0.5, "causal": True, "window": 70},
+    "key lengths": {"bias": 1.0, "key_lengths": torch.tensor([150, 77])},
+    "window in key lengths": {
+        "bias": 1.0,
+        "causal": True,
+        "window": 66,
+        "key_lengths": torch.tensor([131, 2]),
+    },
+    "everything": {
+        "target_mass": 0.6,
+        "causal": True,
+        "window": 90,
+        "key_lengths": torch.tensor([149, 80]),
+        "softcap": 3.0,
+        "sinks": torch.linspace(-2, 2, 6),
+    },
+}
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+@pytest.mark.parametrize("tokens", [1, 4])
+def test_features(every_set, feature, tokens):
+    check(*tensors(tokens=tokens, size=32), **FEATURES[feature])
+
+
+MASKS = {
+    "[B, k]": (2, 150),
+    "row": (2, 1, 1, 150),
+    "head": (1, 6, 1, 150),
+    "query": (1, 1, 4, 150),
+    "full": (2, 6, 4, 150),
+}
+
+
+@pytest.mark.parametrize("shape", MASKS)
+@pytest.mark.parametrize("options", [{"bias": 2.0}, {"target_mass": 0.5, "causal": True}])
+def test_masks(every_set, shape, options):
+    mask = torch.rand(MASKS[shape], generator=torch.Generator().manual_seed(1)) < 0.5
+    mask[..., :70] = False  # a whole tile
+    check(*tensors(tokens=4, size=32), mask=mask, **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"bias": 0.7}])
+def test_float_anchors_are_factors_of_the_bias(every_set, options):
+    query, key, value, anchors = tensors(tokens=2, size=32)
+    factors = torch.where(anchors, torch.linspace(-2, 2, 150), torch.zeros(()))
+    check(query, key, value, factors, **options)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_any_call(data):
+    draw = data.draw
+    group, key_heads = draw(st.integers(1, 8)), draw(st.integers(1, 3))
+    rows, tokens = draw(st.integers(1, 3)), draw(st.integers(1, 8))
+    keys = draw(st.one_of(st.integers(1, 140), st.sampled_from([255, 257, 600])))
+    heads = group * key_heads
+    query, key, value, anchors = tensors(
+        rows,
+        heads,
+        key_heads,
+        tokens,
+        keys,
+        draw(st.integers(1, 70)),
+        draw(st.integers(1, 70)),
+        draw(st.sampled_from(DTYPES)),
+        draw(st.integers(0, 1000)),
+    )
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 1000)))
+    options = {"causal": draw(st.booleans())}
+    steering = draw(st.sampled_from(["none", "bias", "factors", "target"]))
+    if steering == "factors":
+        anchors = anchors * torch.randn(rows, keys, generator=generator)
+    if steering in ("bias", "factors"):
+        options["bias"] = torch.randn(rows, heads, generator=generator) * 3
+    if steering == "target":
+        options["target_mass"] = torch.rand(rows, heads, generator=generator) * 0.9 + 0.05
+        options["target_mode"] = draw(st.sampled_from(["at_least", "exact"]))
+    if options["causal"] and draw(st.booleans()):
+        options["window"] = draw(st.integers(1, keys + 3))
+    if draw(st.booleans()):
+        options["key_lengths"] = torch.randint(0, keys + 1, (rows,), generator=generator)
+    if draw(st.booleans()):
+        full = (rows, heads, tokens, keys)
+        shape = [draw(st.sampled_from([1, n])) for n in full[:3]] + [keys]
+        options["mask"] = torch.rand(shape, generator=generator) < 0.7
+    if draw(st.booleans()):
+        options["softcap"] = draw(st.sampled_from([1.0, 30.0]))
+    if draw(st.booleans()):
+        options["sinks"] = torch.randn(heads, generator=generator) * 3
+    with instruction_set(draw(st.sampled_from(SETS))):
+        check(query, key, value, anchors, **options)
+
+
+@pytest.mark.parametrize("poison", [math.nan, math.inf])
+@pytest.mark.parametrize("options", [{"bias": 1.0}, {"target_mass": 0.5}, {"causal": True}])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_may_not_be_attended_to_does_not_leak(every_set, dtype, options, poison):
+    query, key, value, anchors = tensors(tokens=3, size=40, dtype=dtype)
+    mask = torch.rand(2, 1, 1, 150, generator=torch.Generator().manual_seed(2)) < 0.6
+    lengths = torch.tensor([131, 70])
+    hidden = ~mask.expand(2, 2, 1, 150).squeeze(2) | (torch.arange(150) >= lengths[:, None, None])
+    clean = decode(query, key, value, anchors, mask=mask, key_lengths=lengths, **options)
+    for one in (key, value):
+        one[hidden] = poison
+    dirty = decode(query, key, value, anchors, mask=mask, key_lengths=lengths, **options)
+    assert torch.equal(clean, dirty) and bool(dirty.isfinite().all())
+
+
+def test_a_key_that_only_some_queries_see_stays_out_of_the_others(every_set):
+    query, key, value, anchors = tensors(tokens=4, size=32)
+    value[:, :, -1] = math.nan
+    out = decode(query, key, value, anchors, bias=1.0, causal=True)
+    assert bool(out[:, :, :3].isfinite().all()) and bool(out[:, :, 3].isnan().all())
+
+
+def test_nan_in_what_is_attended_to_comes_out(every_set):
+    query, key, value, anchors = tensors()
+    key[0, 0, 100, 3] = math.nan
+    value[1, 1, 20, 5] = math.nan
+    out = decode(query, key, value, anchors, bias=1.0)
+    assert bool(out[0, :3].isnan().all()) and bool(out[0, 3:].isfinite().all())
+    assert out[1].isnan().sum() == 3 and bool(out[1, 3:, 0, 5].isnan().all())
+
+
+def test_rows_that_may_attend_to_nothing_are_zero(every_set):
+    query, key, value, anchors = tensors(tokens=2)
+    lengths = torch.tensor([0, 1])
+    for options in ({}, {"sinks": torch.zeros(6)}):
+        out, mass = decode(
+            query, key, value, anchors, bias=1.0, causal=True, key_lengths=lengths,
+            return_mass=True, **options,
+        )  # fmt: skip
+        assert out[0].eq(0).all() and mass[0].eq(0).all()
+        assert out[1, :, 0].eq(0).all() and out[1, :, 1].ne(0).all()
+    none = decode(query, key[:, :, :0], value[:, :, :0], anchors[:, :0])
+    assert none.shape == (2, 6, 2, 64) and none.eq(0).all()
+
+
+def test_one_key(every_set):
+    query, key, value, _ = tensors(keys=1)
+    anchors = torch.ones(2, 1, dtype=torch.bool)
+    out, mass = decode(query, key, value, anchors, target_mass=0.2, return_mass=True)
+    assert torch.equal(out, value.repeat_interleave(3, 1)) and mass.eq(1).all()
+
+
+@pytest.mark.parametrize(
+    "options", [{"bias": 1.0}, {"target_mass": 0.3}, {"bias": 1.0, "window": 300}]
+)
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_a_row_does_not_depend_on_its_batch(every_set, tokens, options):
+    options = {"causal": True, "key_lengths": torch.tensor([700, 30, 0, 411, 257, 700]), **options}
+    query, key, value, anchors = tensors(6, 12, 4, tokens, keys=700)
+    together = decode(query, key, value, anchors, **options)
+    for row in range(6):
+        options["key_lengths"] = torch.tensor([700, 30, 0, 411, 257, 700])[row : row + 1]
+        one = (x[row : row + 1] for x in (query, key, value, anchors))
+        assert torch.equal(decode(*one, **options)[0], together[row])
+
+
+def test_a_row_does_not_depend_on_the_number_of_threads(every_set):
+    given = tensors(heads=4, keys=3000)
+    before = torch.get_num_threads()
+    results = []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            results.append(decode(*given, target_mass=0.4))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
+
+
+def test_python_threads_do_not_disturb_each_other(every_set):
+    calls = [tensors(keys=200 + 90 * i, size=32 + 16 * i, seed=i) for i in range(6)]
+    alone = [decode(*one, bias=1.0) for one in calls]
+    with ThreadPoolExecutor(6) as pool:
+        for _ in range(5):
+            together = list(pool.map(lambda one: decode(*one, bias=1.0), calls))
+            assert all(map(torch.equal, alone, together))
+
+
+@pytest.mark.parametrize("keys", [4097, 131072])
+def test_long_rows(every_set, keys):
+    query, key, value, anchors = tensors(1, 3, 1, 1, keys, 16)
+    out = decode(query, key, value, anchors, bias=4.0)
+    expected = dense(query, key, value, 4.0 * anchors[:, None, None])
+    assert_within(out, expected, 2e-6)
+
+
+def test_layouts(every_set):
+    """Token-major caches, expanded batches and views with gaps give what packed ones give."""
+    query, key, value, anchors = tensors(tokens=2)
+    expected = decode(query, key, value, anchors, bias=1.0)
+
+    def token_major(x: Tensor) -> Tensor:
+        return x.transpose(1, 2).contiguous().transpose(1, 2)
+
+    def with_gaps(x: Tensor) -> Tensor:
+        wide = x.new_full((*x.shape[:2], x.shape[2] * 2, x.shape[3] + 3), math.nan)
+        wide[:, :, ::2, 1:-2] = x
+        return wide[:, :, ::2, 1:-2]
+
+    for changed in (token_major, with_gaps):
+        given = [changed(x) for x in (query, key, value)]
+        assert torch.equal(decode(*given, anchors, bias=1.0), expected)
+    one_row = [x[:1].expand(2, -1, -1, -1) for x in (query, key, value)]
+    shared = decode(*one_row, anchors[:1].expand(2, -1), bias=1.0)
+    assert torch.equal(shared[0], expected[0]) and torch.equal(shared[1], expected[0])
+
+
+def test_fresh_memory_is_never_read(every_set):
+    """What earlier calls left in the scratch memory and in freed outputs does not come back."""
+    query, key, value, anchors = tensors(keys=700)
+    expected = decode(query, key, value, anchors, target_mass=0.4)
+    poisoned = [torch.full_like(x, math.nan) for x in (query, key, value)]
+    for _ in range(3):
+        decode(*poisoned, anchors, target_mass=0.4)
+        torch.full_like(expected, math.nan)
+        assert torch.equal(decode(query, key, value, anchors, target_mass=0.4), expected)
+
+
+def test_wide_logits_stay_accurate(every_set):
+    """Exponentials over the whole range, not only near 1."""
+    query, key, value, anchors = tensors(rows=1, keys=100, size=8)
+    check(query * 20, key, value, anchors, bias=3.0)
+    for gap in (-1e-3, -0.35, -1.0, -20.0, -80.0, -87.0, -120.0):
+        query = torch.ones(1, 1, 1, 1)
+        key = torch.tensor([0.0, gap]).view(1, 1, 2, 1)
+        value = torch.tensor([0.0, 1.0]).view(1, 1, 2, 1)
+        expected = math.exp(gap) / (1 + math.exp(gap))
+        assert_within(decode(query, key, value, scale=1.0).double().flatten(),
+                      torch.tensor([expected], dtype=torch.float64),
+                      3e-7 * expected + 2e-38)  # fmt: skip
+
+
+def test_gradients_are_refused():
+    query, key, value, anchors = tensors()
+    key.requires_grad_(True)
+    with pytest.raises(ValueError, match="gradients"):
+        decode(query, key, value, anchors)
+    with torch.no_grad():
+        decode(query, key, value, anchors)
+    arguments = (query, key, value, None, None, None, False, None, None, False, 1.0)
+    with pytest.raises(RuntimeError, match="computes no gradients"):
+        torch.ops.radar_cpp.decode_attention(*arguments, None, None, None, False)
+
+
+def test_refusals_name_the_reason():
+    query, key, value, anchors = tensors(tokens=9)
+    with pytest.raises(ValueError, match="at most 8 query tokens, got 9"):
+        decode(query, key, value, anchors)
+    double = [x[:, :, :4].double() for x in (query, key, value)]
+    with pytest.raises(ValueError, match="float64"):
+        decode(*double)
+    query, key, value, anchors = tensors(keys=20)
+    with pytest.raises(RuntimeError, match="key_lengths\\[1\\] = 21"):
+        cpp._decode(
+            query, key, value, None, None, None, False, None,
+            torch.tensor([3, 21], dtype=torch.int32), False, 1.0, None, None, None, False,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_opcheck(tokens):
+    query, key, value, anchors = tensors(tokens=tokens)
+    bias = torch.ones(1, 6)
+    arguments = (query, key, value, anchors, bias, None, False, None, None, True, 0.1)
+    torch.library.opcheck(cpp._decode, (*arguments, 30, 5.0, torch.zeros(6), True))
+    torch.library.opcheck(cpp._decode, (*arguments, None, None, None, False))
+
+
+def test_the_environment_forces_an_instruction_set():
+    code = (
+        "import torch; from radar_kernels import native; assert native.absent() is None;"
+        "print(torch.ops.radar_cpp.instruction_set())"
+    )
+    environment = {**os.environ, "RADAR_CPU_ISA": "baseline"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "baseline"
+
+
+def test_an_unknown_instruction_set_makes_the_library_absent_with_a_reason():
+    code = "from radar_kernels import native; print(native.absent())"
+    environment = {**os.environ, "RADAR_CPU_ISA": "avx3"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert "RADAR_CPU_ISA=avx3" in done.stdout and "avx2" in done.stdout

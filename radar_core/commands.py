@@ -1,0 +1,584 @@
+"""The commands of ``radar``: demo, inspect and doctor."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+import unicodedata
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    import torch
+    from rich.console import Console
+
+    from radar_core.agent_radar import Chosen
+    from radar_core.demo import Demonstration
+    from radar_core.doctor import Report
+    from radar_core.relevance.score import ScoredSentence
+    from radar_core.topology import Topology
+
+__all__ = ["app"]
+
+SHOWN_SENTENCES = 20
+SHOWN_CHARACTERS = 300
+_DIRECTION_MARKS = {*range(0x202A, 0x202F), *range(0x2066, 0x206A)}
+
+app = typer.Typer(
+    name="radar",
+    help="Steer a language model's attention to what matters in a long multi-agent conversation.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
+
+
+class DType(StrEnum):
+    """Number format of the model's weights."""
+
+    auto = "auto"
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+
+
+class OwnMessages(StrEnum):
+    """What own and same-round messages count; see `radar_core.relevance.score.Decay`."""
+
+    clamp = "clamp"
+    literal = "literal"
+    exclude = "exclude"
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"radar {version('radar-kernels')}")
+        raise typer.Exit
+
+
+@app.callback()
+def radar(
+    context: typer.Context,
+    debug: Annotated[
+        bool,
+        typer.Option("--debug", envvar="RADAR_DEBUG", help="Show tracebacks instead of one line."),
+    ] = False,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    context.obj = debug
+
+
+@contextmanager
+def _one_line_errors(debug: bool) -> Iterator[None]:
+    """Turn what bad input raises into one line on stderr and exit code 2."""
+    try:
+        yield
+    except (ValueError, ImportError, OSError, RuntimeError) as error:
+        if debug:
+            raise
+        message = str(error)
+        if isinstance(error, OSError) and error.filename is not None:
+            message = f"{error.filename}: {error.strerror}"
+        # Not through rich, which would wrap the line and read brackets as markup.
+        message = " ".join(message.split()) or type(error).__name__
+        typer.echo(f"radar: error: {message}", err=True)
+        raise typer.Exit(2) from None
+
+
+@app.command()
+def inspect(
+    context: typer.Context,
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="JSON lines: one message a line (sender, text, round; or role, name, content), or "
+            "one conversation a line under messages."
+        ),
+    ],
+    receiver: Annotated[str, typer.Option(help="Name of the agent that reads.")],
+    query: Annotated[str, typer.Option(help="What it has to do.")],
+    conversation: Annotated[
+        str | None, typer.Option(help="Id (or place, from 0) of the conversation in the file.")
+    ] = None,
+    topology: Annotated[
+        Path | None,
+        typer.Option(
+            help="Who talks to whom: one edge 'a -> b' a line, or JSON. Without it everybody is "
+            "one hop apart."
+        ),
+    ] = None,
+    threshold: Annotated[
+        float | None,
+        typer.Option(help="Least score, -1 to 1. [default: 0.65, or none with --top-k]"),
+    ] = None,
+    top_k: Annotated[int | None, typer.Option(help="Choose at most this many sentences.")] = None,
+    spatial_decay: Annotated[float, typer.Option(help="Factor per hop, in (0, 1].")] = 0.92,
+    temporal_decay: Annotated[float, typer.Option(help="Factor per round, in (0, 1].")] = 0.92,
+    self_policy: Annotated[
+        OwnMessages, typer.Option(help="What own and same-round messages count.")
+    ] = OwnMessages.clamp,
+    anchor_query: Annotated[bool, typer.Option(help="Anchor the query too.")] = True,
+    encoder: Annotated[
+        str | None,
+        typer.Option(
+            help="Name or folder of a sentence-transformers model. [default: the embedded one]"
+        ),
+    ] = None,
+    html: Annotated[Path | None, typer.Option(help="Write the page here.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Show which sentences of a conversation Radar would choose for an agent, and why."""
+    with _one_line_errors(context.obj):
+        from radar_core.agent_radar import AgentRadar
+        from radar_core.topology import Topology
+        from radar_core.transcript import Transcript
+
+        transcript = Transcript.from_jsonl(file, conversation)
+        graph = Topology.from_file(topology) if topology else Topology.complete(transcript.senders)
+        selector = AgentRadar(
+            graph,
+            encoder,
+            spatial_decay=spatial_decay,
+            temporal_decay=temporal_decay,
+            threshold=threshold,
+            top_k=top_k,
+            anchor_query=anchor_query,
+            self_policy=self_policy.value,
+        )
+        for message in transcript:
+            selector.observe(sender=message.sender, round=message.round, text=message.text)
+        _check_writable(html)
+        with _quiet_libraries(), _status("embedding the sentences"):
+            chosen = selector.select(receiver=receiver, query=query)
+        if html is not None:
+            from radar_core.page import write_page
+
+            name = file.name if conversation is None else f"{file.name}, {conversation}"
+            write_page(html, transcript, graph, chosen, title=f"Radar: {name}")
+        if as_json:
+            _print_json(_selection(chosen, graph))
+        else:
+            _print_selection(chosen, graph)
+        _say_where(html)
+
+
+@app.command()
+def demo(
+    context: typer.Context,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Name or folder of a transformers model. [default: the embedded SmolLM2-135M]"
+        ),
+    ] = None,
+    device: Annotated[str, typer.Option(help="Any torch device, such as cpu or cuda.")] = "cpu",
+    dtype: Annotated[
+        DType, typer.Option(help="Of the weights; auto takes what is faster on the device.")
+    ] = DType.auto,
+    seed: Annotated[
+        int | None, typer.Option(help="Sample the discussion with this seed. [default: greedy]")
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="Length limit of each reply.")] = 48,
+    html: Annotated[Path, typer.Option(help="Write the page here.")] = Path("radar-demo.html"),
+    as_json: Json = False,
+) -> None:
+    """Let a small model hold a discussion, then answer with and without steering."""
+    with _one_line_errors(context.obj):
+        _check_writable(html)
+        with _quiet_libraries():
+            found = _demonstrate(model, device, dtype, seed, max_new_tokens)
+            from radar_core.page import write_page
+
+            write_page(
+                html,
+                found.transcript,
+                found.topology,
+                found.chosen,
+                title="Radar demo",
+                notes=_findings(found),
+                replies=_page_replies(found),
+            )
+        if as_json:
+            _print_json(_demonstration(found))
+        else:
+            _print_demonstration(found)
+        _say_where(html)
+
+
+@app.command()
+def doctor(context: typer.Context, as_json: Json = False) -> None:
+    """Show versions, devices and which implementation of each operator would run here."""
+    with _one_line_errors(context.obj):
+        from radar_core.doctor import examine
+
+        with _quiet_libraries():
+            report = examine()
+        if as_json:
+            _print_json(report.as_dict())
+        else:
+            _print_report(report)
+
+
+# -- what the commands share -----------------------------------------------------------------------
+
+
+@contextmanager
+def _quiet_libraries() -> Iterator[None]:
+    """Keep other libraries' advice and progress bars out of the command's own output."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@contextmanager
+def _status(what: str) -> Iterator[None]:
+    from rich.console import Console
+
+    with Console(stderr=True).status(what):
+        yield
+
+
+def _check_writable(html: Path | None) -> None:
+    """Fail before the work, not after it, where the page has no folder to go to."""
+    if html is not None and not html.absolute().parent.is_dir():
+        raise ValueError(f"--html: no folder {html.absolute().parent}; create it first")
+
+
+def _say_where(html: Path | None) -> None:
+    if html is not None:
+        typer.echo(f"Page: {html}", err=True)
+
+
+def _print_json(value: Any) -> None:
+    # ASCII, so that half of a surrogate pair in a conversation cannot fail to print.
+    typer.echo(json.dumps(value, indent=2))
+
+
+def _plain(text: str, most: int = SHOWN_CHARACTERS) -> str:
+    """One line of a conversation's text that cannot control the terminal."""
+    line = " ".join(text.split())
+    line = "".join(
+        "�"
+        if unicodedata.category(character) in {"Cc", "Cs"} or ord(character) in _DIRECTION_MARKS
+        else character
+        for character in line
+    )
+    return line if len(line) <= most else line[: most - 1] + "…"
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    # Without a terminal rich would take 80 columns, too few for a sentence beside its figures.
+    width = None if sys.stdout.isatty() else 120
+    return Console(markup=False, highlight=False, width=width)
+
+
+def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Any:
+    """A table whose columns align right where their name starts with '>'."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name in columns:
+        right = name.startswith(">")
+        table.add_column(
+            name.removeprefix(">"),
+            justify="right" if right else "left",
+            no_wrap=right,
+            overflow="fold",
+        )
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    return table
+
+
+def _sentence_rows(sentences: Iterable[ScoredSentence], hops: dict[str, int]) -> list[list[str]]:
+    return [
+        [
+            _plain(item.text),
+            _plain(item.sender, 40),
+            str(item.round),
+            str(hops[item.sender]),
+            f"{item.cosine:.3f}",
+            f"{item.spatial:.3f}",
+            f"{item.temporal:.3f}",
+            f"{item.score:.3f}",
+        ]
+        for item in sentences
+    ]
+
+
+SENTENCE_COLUMNS = (
+    "sentence", "sender", ">round", ">hops", ">cosine", ">spatial", ">temporal", ">score",
+)  # fmt: skip
+
+
+def _print_selection(chosen: Chosen, graph: Topology) -> None:
+    console = _console()
+    hops = graph.hops_to(chosen.receiver)
+    if chosen.sentences:
+        shown = chosen.sentences[:SHOWN_SENTENCES]
+        console.print(_table("Chosen sentences", SENTENCE_COLUMNS, _sentence_rows(shown, hops)))
+        if (more := len(chosen) - len(shown)) > 0:
+            console.print(f"... and {more} more; --json and --html hold all of them.")
+    elif chosen.nearest:
+        rows = _sentence_rows(chosen.nearest, hops)
+        rows = [
+            [*row, f"{item.lacked:.3f}"] for row, item in zip(rows, chosen.nearest, strict=True)
+        ]
+        title = "Nothing was chosen; the nearest sentences and the score that each lacked"
+        console.print(_table(title, (*SENTENCE_COLUMNS, ">lacked"), rows))
+    console.print(_plain(chosen.explanation))
+    if chosen.sentences and chosen.query_anchored:
+        console.print("The query is anchored too.")
+
+
+def _selection(chosen: Chosen, graph: Topology) -> dict[str, Any]:
+    hops = graph.hops_to(chosen.receiver)
+
+    def listed(sentences: Iterable[ScoredSentence]) -> list[dict[str, Any]]:
+        return [{**dataclasses.asdict(item), "hops": hops[item.sender]} for item in sentences]
+
+    return {
+        "receiver": chosen.receiver,
+        "query": chosen.query,
+        "round": chosen.round,
+        "threshold": chosen.threshold,
+        "top_k": chosen.top_k,
+        "query_anchored": chosen.query_anchored,
+        "explanation": chosen.explanation,
+        "candidates": len(chosen.candidates),
+        "chosen": listed(chosen.sentences),
+        "nearest": listed(chosen.nearest),
+    }
+
+
+# -- demo ------------------------------------------------------------------------------------------
+
+
+def _demonstrate(
+    model: str | None, device: str, dtype: DType, seed: int | None, max_new_tokens: int
+) -> Demonstration:
+    if max_new_tokens < 1:
+        raise ValueError(f"--max-new-tokens must be at least 1, got {max_new_tokens}")
+    import torch
+
+    target = _device(device)
+    from radar_core import demo, embedded
+
+    with _progress(demo.STEPS + 2) as announce:
+        announce("loading the sentence encoder")
+        encoder = embedded.load_encoder()
+        announce("loading the model")
+        weights = _faster_dtype(target) if dtype is DType.auto else getattr(torch, dtype.value)
+        language_model, tokenizer = embedded.load(
+            model, dtype=weights, device=target, announce=lambda text: typer.echo(text, err=True)
+        )
+        return demo.run(
+            language_model,
+            tokenizer,
+            encoder,
+            seed=seed,
+            max_new_tokens=max_new_tokens,
+            announce=announce,
+        )
+
+
+def _device(name: str) -> torch.device:
+    import torch
+
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ValueError(f"--device {name!r} cannot be used here: {reason}") from None
+    return device
+
+
+def _faster_dtype(device: torch.device) -> torch.dtype:
+    """bfloat16 where the hardware computes in it, float32 elsewhere."""
+    import torch
+
+    fast = device.type == "cuda" or (
+        device.type == "cpu" and torch.backends.cpu.get_cpu_capability().startswith("AVX512")
+    )
+    return torch.bfloat16 if fast else torch.float32
+
+
+@contextmanager
+def _progress(steps: int) -> Iterator[Callable[[str], None]]:
+    """Yield what announces each step: a bar on a terminal, a line elsewhere."""
+    if not sys.stderr.isatty():
+        done = 0
+
+        def line(step: str) -> None:
+            nonlocal done
+            done += 1
+            typer.echo(f"[{done}/{steps}] {step}", err=True)
+
+        yield line
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.progress import TimeElapsedColumn as Elapsed
+
+    columns = (BarColumn(), MofNCompleteColumn(), Elapsed(), TextColumn("{task.description}"))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=steps, completed=-1)
+
+        def advance(step: str) -> None:
+            progress.update(task, advance=1, description=step)
+
+        yield advance
+
+
+def _findings(found: Demonstration) -> list[str]:
+    """What a reader has to know before the figures, the failures included."""
+    notes = []
+    if found.stated_by is None:
+        notes.append(
+            "The figure that the question asks for was given to the host alone, and the model "
+            "never passed it on: no reply can be right except by chance."
+        )
+    else:
+        notes.append(
+            f"The figure that the question asks for was given to the host alone; "
+            f"{found.stated_by.sender} stated it in round {found.stated_by.round}."
+        )
+    if found.by_rank:
+        notes.append(
+            f"No sentence scores {_default_threshold():g}, the paper's threshold, so the "
+            f"{len(found.chosen)} best are anchored instead."
+        )
+    notes.append(
+        f"The speaker's prompt has {found.prompt_tokens} tokens, of which {found.anchor_tokens} "
+        f"are anchored: the chosen sentences{' and the question' * found.chosen.query_anchored}."
+    )
+    return notes
+
+
+def _default_threshold() -> float:
+    from radar_core.agent_radar import DEFAULT_THRESHOLD
+
+    return DEFAULT_THRESHOLD
+
+
+def _page_replies(found: Demonstration) -> list[Any]:
+    from radar_core.demo import ANSWER, ANSWER_STEM
+    from radar_core.page import PageReply
+
+    return [
+        PageReply(
+            outcome.name,
+            outcome.reply,
+            {
+                "States the right figure": "yes" if outcome.correct else "no",
+                f"Probability of “{ANSWER.strip()}” after “{ANSWER_STEM}”": (
+                    f"{outcome.probability:.1%}"
+                ),
+                "Attention on the anchors": f"{outcome.mass:.1%}",
+                "Time to the first token": f"{outcome.prefill_ratio:.2f}× unsteered",
+                "Time per further token": f"{outcome.token_ratio:.2f}× unsteered",
+            },
+        )
+        for outcome in found.outcomes
+    ]
+
+
+def _print_demonstration(found: Demonstration) -> None:
+    from radar_core.demo import ANSWER, ANSWER_STEM
+
+    console = _console()
+    messages = [
+        [_plain(message.sender), str(message.round), _plain(message.text)]
+        for message in found.transcript
+    ]
+    console.print(_table("The discussion", ("sender", ">round", "message"), messages))
+    console.print(f"The speaker is asked: {found.chosen.query}\n")
+    hops = found.topology.hops_to(found.chosen.receiver)
+    rows = _sentence_rows(found.chosen.sentences or found.chosen.nearest, hops)
+    console.print(_table("Chosen sentences", SENTENCE_COLUMNS, rows))
+    for note in _findings(found):
+        console.print(note)
+    replies = [
+        [outcome.name, "yes" if outcome.correct else "no", _plain(outcome.reply)]
+        for outcome in found.outcomes
+    ]
+    console.print()
+    console.print(_table("The speaker's replies", ("method", "right", "reply"), replies))
+    figures = [
+        [
+            outcome.name,
+            f"{outcome.probability:.1%}",
+            f"{outcome.mass:.1%}",
+            f"{outcome.prefill_ratio:.2f}x",
+            f"{outcome.token_ratio:.2f}x",
+        ]
+        for outcome in found.outcomes
+    ]
+    columns = ("method", ">P(right answer)", ">attention", ">prefill", ">per token")
+    console.print(_table("What steering does and costs", columns, figures))
+    base = found.outcomes[0]
+    console.print(
+        f"P(right answer): of “{ANSWER.strip()}” after “{ANSWER_STEM}”. attention: share of the "
+        "last prompt token's attention that the anchors get, mean over layers and heads (SPA works "
+        "on the output and leaves it). prefill and per token: time over the unsteered model's, "
+        f"here {base.prefill_ms:.0f} ms and {base.token_ms:.0f} ms; medians of interleaved runs."
+    )
+
+
+def _demonstration(found: Demonstration) -> dict[str, Any]:
+    return {
+        "messages": [dataclasses.asdict(message) for message in found.transcript],
+        "stated_by": None if found.stated_by is None else dataclasses.asdict(found.stated_by),
+        "selection": _selection(found.chosen, found.topology),
+        "by_rank": found.by_rank,
+        "prompt_tokens": found.prompt_tokens,
+        "anchor_tokens": found.anchor_tokens,
+        "outcomes": [dataclasses.asdict(outcome) for outcome in found.outcomes],
+    }
+
+
+# -- doctor ----------------------------------------------------------------------------------------
+
+
+def _print_report(report: Report) -> None:
+    console = _console()
+    versions = [[name, version or "not installed"] for name, version in report.versions.items()]
+    console.print(_table("Versions", ("package", "version"), versions))
+    machine = [*report.machine.items(), *report.devices.items()]
+    console.print(_table("Machine and devices", ("what", "found"), machine))
+    operators = []
+    for item in report.operators:
+        runs = item.runs or "nothing"
+        operators.append([item.operator, item.device, runs, item.problem or ""])
+        operators += [["", "", f"not {name}", reason] for name, reason in item.others.items()]
+    columns = ("operator", "device", "runs on", "why not")
+    console.print(_table("Operators", columns, operators))
+    console.print(_table("Embedded parts", ("part", "where"), report.embedded.items()))
+    settings = [[name, value or "unset"] for name, value in report.settings.items()]
+    console.print(_table("Settings", ("environment variable", "value"), settings))

@@ -170,6 +170,23 @@ def test_sdpa_equals_the_oracle_where_gradients_are_needed(name, dtype):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("factor", [None, 1.0, 0.731])
+def test_half_precision_does_not_round_the_bias(backend, grad, factor):
+    # 10.28 is 10.25 in bfloat16: it would be off by 3 percent in the weight of the rest.
+    query = torch.zeros(1, 2, 3, 64, dtype=torch.bfloat16, requires_grad=grad)
+    key = torch.zeros(1, 1, 8, 64, dtype=torch.bfloat16)
+    anchors = (torch.arange(8) < 4)[None]
+    value = (~anchors)[:, None, :, None].to(torch.bfloat16).expand(1, 1, 8, 64)
+    factors = anchors if factor is None else anchors * factor
+    out = anchor_attention(query, key, value, factors, bias=10.28, backend=backend)
+    expected = 1 / (1 + math.exp(10.28 * (factor or 1.0)))
+    torch.testing.assert_close(
+        out.float(), torch.full_like(out, expected).float(), rtol=0.006, atol=0
+    )
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_float_anchors_are_factors_of_the_bias(backend, grad, dtype):
     query, key, value, _ = tensors(size=64)
@@ -322,14 +339,15 @@ def test_memory_nobody_may_read_never_leaks(backend, dtype, poison, grad):
             hidden |= (torch.arange(23) >= features["key_lengths"][:, None])[:, None, :, None]
         bad_key = key.masked_fill(hidden, poison).requires_grad_(grad)
         bad_value = value.masked_fill(hidden, poison)
+        asked = query.clone().requires_grad_(grad)
         out = anchor_attention(
-            query, bad_key, bad_value, anchors, bias=2.0, backend=backend, **features
+            asked, bad_key, bad_value, anchors, bias=2.0, backend=backend, **features
         )
         tolerance = 1e-5 if dtype == torch.float32 else 5e-3
         torch.testing.assert_close(out, clean, rtol=tolerance, atol=tolerance)
         if grad:
-            (gradient,) = torch.autograd.grad(out.float().sum(), bad_key)
-            assert gradient.isfinite().all()
+            for gradient in torch.autograd.grad(out.float().sum(), (asked, bad_key)):
+                assert gradient.isfinite().all()
 
 
 @pytest.mark.parametrize("grad", [False, True])

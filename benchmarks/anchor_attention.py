@@ -214,8 +214,7 @@ def _rows(
     errors = {name: _error(run_one, step, expected) for name, run_one in providers.items()}
     right = [name for name, error in errors.items() if error <= TOLERANCE[dtype]]
     measurements = {name: _measurement(providers[name], step) for name in right}
-    interleave(measurements, rounds=1)
-    samples = interleave(measurements, repeats)
+    samples = interleave(measurements, repeats, warm_up=1)
     rows = []
     for name, error in errors.items():
         label = Label(BENCHMARK, work, dtype, name)

@@ -28,6 +28,9 @@ LOGIT_TOLERANCE = 1e-4
 BF16_SLACK = 2.0
 BF16_LEAST = 0.005
 BF16_MOST = 0.1
+# bfloat16: rounding can be as large as steering, but points elsewhere: along the direction in which
+# steering moves the logits, a result must have gone this part of the way. No steering goes 0.
+BF16_PART_OF_THE_WAY = (0.5, 1.5)
 
 
 @dataclass(frozen=True)
@@ -138,7 +141,7 @@ def judge(
     found: Trace,
     oracle: Oracle,
     twins: Mapping[str, Trace],
-    rounding: float,
+    plain: Trace,
 ) -> Verdict:
     """Judge a trace against the oracle and, in float32, against the contender's twin.
 
@@ -148,7 +151,7 @@ def judge(
         found: its trace.
         oracle: of the case's model.
         twins: traces of contenders that were right.
-        rounding: bfloat16 only: `distance` of the unsteered model to its oracle.
+        plain: the unsteered model's trace, which shows how much bfloat16 rounds.
 
     Returns:
         The verdict.
@@ -160,7 +163,7 @@ def judge(
     if not bool(found.scores.isfinite().all()):
         return Verdict(False, "scores are not finite")
     if case.dtype == "bf16":
-        return _judge_bf16(found, expected, target, rounding, oracle, case)
+        return _judge_bf16(found, target, plain, oracle, case)
     verdict = _judge_fp32(found, expected, target)
     twin = twins.get(contender.twin or "")
     if not verdict.right or twin is None:
@@ -242,22 +245,36 @@ def _judge_fp32(found: Trace, expected: Tensor, target: Target) -> Verdict:
     )
 
 
-def _judge_bf16(
-    found: Trace,
-    expected: Tensor,
-    target: Target,
-    rounding: float,
-    oracle: Oracle,
-    case: Case,
-) -> Verdict:
-    error = distance(found, expected)
+def _judge_bf16(found: Trace, target: Target, plain: Trace, oracle: Oracle, case: Case) -> Verdict:
+    error = distance(found, oracle.logits(case, found.tokens, target))
+    rounding = distance(plain, oracle.logits(case, plain.tokens, Target()))
     limit = BF16_SLACK * target.amplification * rounding
     limit = min(max(limit, BF16_LEAST), BF16_MOST)
     text = f"total variation {error:.4f} from a float32 oracle (at most {limit:.4f})"
-    if target.is_steered:
-        plain = oracle.logits(case, found.tokens, Target())
-        text += f", {distance(found, plain):.4f} from unsteered"
-    return Verdict(error <= limit, text)
+    if not target.is_steered:
+        return Verdict(error <= limit, text)
+    # What unsteered rounding does along that direction is no steering.
+    part = _part_of_the_way(found, target, oracle, case)
+    part -= _part_of_the_way(plain, target, oracle, case)
+    least, most = BF16_PART_OF_THE_WAY
+    return Verdict(
+        error <= limit and least <= part <= most,
+        f"{text}, {part:.2f} of the way from unsteered to steered ({least} to {most})",
+    )
+
+
+def _part_of_the_way(found: Trace, target: Target, oracle: Oracle, case: Case) -> float:
+    """Project a result on the way from unsteered to steered logits: 0 is the one, 1 the other."""
+    start, end, at = (
+        logits - logits.mean(-1, keepdim=True)
+        for logits in (
+            oracle.logits(case, found.tokens, Target()),
+            oracle.logits(case, found.tokens, target),
+            found.scores,
+        )
+    )
+    way = end - start
+    return float(((at - start) * way).sum() / (way * way).sum())
 
 
 @contextmanager

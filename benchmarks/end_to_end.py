@@ -23,7 +23,7 @@ import torch
 
 from benchmarks import machine
 from benchmarks.bars import Bar, Work, bars
-from benchmarks.checks import Oracle, Trace, Verdict, distance, judge, judge_anchoring, trace
+from benchmarks.checks import Oracle, Trace, Verdict, judge, judge_anchoring, trace
 from benchmarks.contenders import Case, Contender, Target, contenders, generate
 from benchmarks.discussion import Prompt, build_prompt, place_anchors
 from benchmarks.report import console, plot_ratios, print_rows, progress
@@ -176,14 +176,13 @@ def _check(
     verdicts: dict[str, Verdict] = {}
     right: dict[str, Trace] = {}
     plain = trace(Contender(generate, Target()), case, CHECKED_STEPS)
-    rounding = distance(plain, oracle.logits(case, plain.tokens, Target()))
     for name, contender in providers.items():
         try:
             if contender.target is None:
                 verdicts[name] = judge_anchoring(contender, case, CHECKED_STEPS)
             else:
                 found = trace(contender, case, CHECKED_STEPS)
-                verdicts[name] = judge(contender, case, found, oracle, right, rounding)
+                verdicts[name] = judge(contender, case, found, oracle, right, plain)
                 if verdicts[name].right:
                     right[name] = found
         # A contender that raises is one with a wrong result: the others are still measured.

@@ -84,6 +84,7 @@ def interleave(
     measurements: Mapping[Key, Measurement],
     rounds: int,
     advance: Callable[[], None] = lambda: None,
+    warm_up: int = 0,
 ) -> dict[Key, dict[str, list[float]]]:
     """Run every measurement once a round and pool each one's samples.
 
@@ -93,6 +94,7 @@ def interleave(
         measurements: key to a callable that runs once and returns phase -> durations in seconds.
         rounds: how often each is run.
         advance: called after every measurement (a progress bar).
+        warm_up: rounds before these, whose samples are thrown away.
 
     Returns:
         key -> phase -> all durations in seconds.
@@ -103,12 +105,13 @@ def interleave(
     gc.collect()
     gc.freeze()
     try:
-        for turn in range(rounds):
+        for turn in range(-warm_up, rounds):
             shift = turn % len(keys) if keys else 0
             for key in keys[shift:] + keys[:shift]:
                 gc.collect()
                 for phase, seconds in measurements[key]().items():
-                    samples[key].setdefault(phase, []).extend(seconds)
+                    if turn >= 0:
+                        samples[key].setdefault(phase, []).extend(seconds)
                 advance()
     finally:
         gc.unfreeze()

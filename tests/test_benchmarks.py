@@ -160,6 +160,7 @@ def test_interleaving_runs_everyone_once_a_round_in_rotating_order() -> None:
     assert "".join(order) == "abcbcacab"
     assert samples["a"] == {"step": [1.0, 6.0, 8.0], "prefill": [0.0] * 3}
     assert len(advanced) == 9
+    assert interleave({"a": measure("a")}, 1, warm_up=2)["a"]["step"] == [12.0]
 
 
 def test_token_clock_separates_prefill_from_steps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,21 +318,38 @@ def test_all_positions_are_reported_and_unsteered_is_measured_once(tiny: Path) -
 def test_steering_that_does_nothing_is_found_out(tiny: Path, dtype: str) -> None:
     case = make_case(tiny, dtype)
     oracle = Oracle.of(case.model)
-    for target in (Target(strength=3.0), Target(bias=4.0)):
+    # The weak ones are within what bfloat16 rounds: only their direction gives them away.
+    weak = (Target(strength=1.02), Target(bias=0.05))
+    for target in (Target(strength=1.4), Target(bias=2.0), *weak):
         idle = Contender(generate, target)
         with torch.inference_mode():
-            verdict = judge(idle, case, trace(idle, case, 6), oracle, {}, rounding=0.01)
+            found = trace(idle, case, 6)
+            verdict = judge(idle, case, found, oracle, {}, found)
         assert not verdict.right, verdict.text
 
 
-@pytest.mark.parametrize("name", ["radar-bias", "radar-spa", "transformers-cfg"])
-def test_steering_that_is_right_passes(tiny: Path, name: str) -> None:
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_steering_that_is_right_passes(tiny: Path, dtype: str) -> None:
+    case = make_case(tiny, dtype)
+    oracle = Oracle.of(case.model)
+    with torch.inference_mode():
+        plain = trace(Contender(generate, Target()), case, 6)
+        for name in ("radar-bias", "radar-spa", "transformers-cfg"):
+            contender = contenders()[name]
+            verdict = judge(contender, case, trace(contender, case, 6), oracle, {}, plain)
+            assert verdict.right, f"{name}: {verdict.text}"
+
+
+def test_a_twin_with_other_tokens_is_found_out(tiny: Path) -> None:
     case = make_case(tiny)
-    contender = contenders()[name]
+    contender = Contender(generate, Target(), twin="elder")
     with torch.inference_mode():
         found = trace(contender, case, 6)
-        verdict = judge(contender, case, found, Oracle.of(case.model), {}, rounding=0.0)
-    assert verdict.right, verdict.text
+        oracle = Oracle.of(case.model)
+        assert judge(contender, case, found, oracle, {"elder": found}, found).right
+        other = replace(found, tokens=found.tokens.roll(1))
+        verdict = judge(contender, case, found, oracle, {"elder": other}, found)
+    assert not verdict.right and "NOT the same tokens as elder" in verdict.text
 
 
 def test_anchored_text_is_what_the_runs_say(tiny: Path) -> None:

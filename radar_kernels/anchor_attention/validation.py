@@ -106,14 +106,12 @@ def per_head(
     """
     if not isinstance(given, Tensor):
         if checked:
-            _check_values(name, (given,))
+            _check_values(name, [[given]])
             return _constant(float(given), heads, device)
         return torch.full((1, heads), given, dtype=torch.float32, device=device)
     shape = given.shape
-    if given.dim() == 0:
+    if shape == (heads,) or given.dim() == 0:
         rows = given.expand(1, heads)
-    elif given.dim() == 1 and shape[0] == heads:
-        rows = given.unsqueeze(0)
     elif given.dim() == 2 and shape[0] in (1, batch) and shape[1] in (1, heads):
         rows = given if shape[1] == heads else given.expand(shape[0], heads)
     else:
@@ -122,20 +120,22 @@ def per_head(
             f"value a head, [{batch}, {heads}], or [{batch}, 1] for one value a row"
         )
     if checked and given.device.type == "cpu":
-        _check_values(name, given.flatten().tolist())
-    return rows.to(device, torch.float32).contiguous()
+        _check_values(name, rows.tolist())
+    if rows.dtype != torch.float32 or rows.device != device:
+        rows = rows.to(device, torch.float32)
+    return rows.contiguous()
 
 
-def _check_values(name: str, values: tuple | list) -> None:
+def _check_values(name: str, rows: list[list[float]]) -> None:
     if name == "target_mass":
-        if not all(0 < one < 1 for one in values):
+        if not all(0 < one < 1 for row in rows for one in row):
             raise ValueError(
-                f"target_mass is {values}; expected shares of attention between 0 and 1, "
-                "both excluded"
+                f"target_mass is {rows}; expected shares of attention between 0 and 1, both "
+                "excluded"
             )
-    elif not math.isfinite(sum(values)):
+    elif not all(math.isfinite(sum(row)) for row in rows):
         raise ValueError(
-            f"{name} is {values}; expected finite numbers. Use mask to hide keys altogether"
+            f"{name} is {rows}; expected finite numbers. Use mask to hide keys altogether"
         )
 
 
@@ -172,17 +172,21 @@ def checked_mask(
             "four dimensions. An additive mask becomes one with mask == 0"
         )
     if mask.dim() == 2:
-        mask = mask[:, None, None]
+        mask = mask.unsqueeze(1).unsqueeze(1)
     if checked:
-        full = (batch, heads, tokens, keys)
-        fits = all(one in (1, other) for one, other in zip(mask.shape, full, strict=True))
-        if not fits or mask.shape[3] != keys:
+        rows, mask_heads, queries, mask_keys = mask.shape
+        if (
+            rows not in (1, batch)
+            or mask_heads not in (1, heads)
+            or queries not in (1, tokens)
+            or mask_keys != keys
+        ):
             raise ValueError(
                 f"mask is {described(mask)}; expected [{batch}, {keys}], or four dimensions "
-                f"broadcastable to {list(full)} with all {keys} keys"
+                f"broadcastable to {[batch, heads, tokens, keys]} with all {keys} keys"
             )
-        for dimension in range(3):
-            if mask.shape[dimension] > 1 and mask.stride(dimension) == 0:
+        for dimension, size in enumerate((rows, mask_heads, queries)):
+            if size > 1 and mask.stride(dimension) == 0:
                 mask = mask.narrow(dimension, 0, 1)
     if mask.device != query.device:
         mask = mask.to(query.device)
@@ -219,7 +223,9 @@ def checked_key_lengths(
             raise ValueError(
                 f"key_lengths are {key_lengths.tolist()}; expected 0 to {keys}, the keys there are"
             )
-    return key_lengths.to(query.device, torch.int32)
+    if key_lengths.dtype != torch.int32 or key_lengths.device != query.device:
+        key_lengths = key_lengths.to(query.device, torch.int32)
+    return key_lengths
 
 
 def unit_stride(tensor: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedC
 
 from radar_core.hooks.attention import SUPPORTED_IMPLEMENTATIONS, AttentionHook, native_attention
 from radar_core.hooks.branches import TwoBranches
+from radar_core.hooks.cache import given_cache, let_grow
 from radar_core.hooks.few_rows import few_row_linears
 from radar_core.methods.method import Method, NoSteering
 from radar_core.methods.spa import SPA
@@ -301,6 +302,7 @@ def watched(model: Any, hook: AttentionHook) -> Iterator[None]:
         inputs = args[0] if args else kwargs.get("input_ids")
         inputs = kwargs.get("inputs_embeds") if inputs is None else inputs
         hook.single_token = inputs is not None and inputs.shape[1] == 1
+        let_grow(given_cache(kwargs)[1])
 
     def after(module: Any, args: Any, output: Any) -> None:
         nonlocal checked

@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import DynamicCache
 
 from radar_core.hooks.attention import AttentionHook
+from radar_core.hooks.cache import cached_rows, can_branch_later, given_cache
 from radar_core.methods.spa import blend_rows
 from radar_kernels import blend_logits
 
@@ -76,8 +77,7 @@ class TwoBranches:
         if first is None:
             raise ValueError("the model was called without input_ids and inputs_embeds")
         batch, length = first.shape[:2]
-        cache_name = "cache" if kwargs.get("cache") is not None else "past_key_values"
-        cache: Any = kwargs.get(cache_name)
+        cache_name, cache = given_cache(kwargs)
         past = cache.get_seq_length() if cache is not None else 0
         rows = cached_rows(cache) if isinstance(past, int) and past else None
         if can_branch_later(cache):
@@ -208,22 +208,6 @@ def blends_logits(model: Any) -> bool:
     """Whether something that is not linear follows the output layer, so that logits blend."""
     config = model.config.get_text_config(decoder=True)
     return getattr(config, "final_logit_softcapping", None) is not None
-
-
-def can_branch_later(cache: Any) -> bool:
-    """Whether a cache's rows can be copied after a shared prefix."""
-    return type(cache) is DynamicCache and all(
-        type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in cache.layers
-    )
-
-
-def cached_rows(cache: Any) -> int | None:
-    """Return how many rows a cache holds, None if it is empty."""
-    for layer in cache.layers:
-        keys = getattr(layer, "keys", None)
-        if isinstance(keys, Tensor) and keys.dim() == 4:
-            return keys.shape[0]
-    return None
 
 
 def ready_masks(mask: Any) -> dict[str, Tensor] | None:

@@ -24,7 +24,8 @@ def few_row_linears(model: nn.Module) -> Iterator[None]:
     with a plain CPU weight are touched, and only if nothing else (such as accelerate's hooks) has
     replaced their `forward`; the weights stay as they are. Results agree to rounding.
     """
-    served = [] if absent() is not None else [m for m in model.modules() if _is_plain(m)]
+    linears = (module for module in model.modules() if isinstance(module, nn.Linear))
+    served = [] if absent() is not None else [module for module in linears if _is_plain(module)]
     replacements = {module: functools.partial(_forward, module) for module in served}
     try:
         for module, forward in replacements.items():
@@ -36,7 +37,7 @@ def few_row_linears(model: nn.Module) -> Iterator[None]:
                 del module.forward
 
 
-def _is_plain(module: nn.Module) -> bool:
+def _is_plain(module: nn.Linear) -> bool:
     if type(module) is not nn.Linear or "forward" in vars(module):
         return False
     weight: Any = module.weight

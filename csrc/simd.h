@@ -46,7 +46,7 @@ RADAR_INLINE VectorU load_words(const void* p) {
   return v;
 }
 RADAR_INLINE Vector select(VectorI condition, Vector yes, Vector no) {
-  return (Vector)((condition & (VectorI)yes) | (~condition & (VectorI)no));
+  return condition ? yes : no;
 }
 // The larger of the two; a NaN in x is passed over (it stays in the logits themselves).
 RADAR_INLINE Vector maximum(Vector x, Vector running) { return select(x > running, x, running); }
@@ -119,30 +119,50 @@ RADAR_INLINE Vector sum_lanes(const Vector* v) {
 RADAR_INLINE Vector sum_lanes(const Vector* v) { return sum_quad(v[0], v[1], v[2], v[3]); }
 #endif
 
+// Every lane of the result is the sum, or the maximum, of the lanes of v.
+#if RADAR_VECTOR_BYTES == 64
+#define RADAR_ROTATE_HALF 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7
+#define RADAR_ROTATE_QUARTER 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11
+#define RADAR_ROTATE_PAIR 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13
+#define RADAR_ROTATE_ONE 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14
+#elif RADAR_VECTOR_BYTES == 32
+#define RADAR_ROTATE_QUARTER 4, 5, 6, 7, 0, 1, 2, 3
+#define RADAR_ROTATE_PAIR 2, 3, 0, 1, 6, 7, 4, 5
+#define RADAR_ROTATE_ONE 1, 0, 3, 2, 5, 4, 7, 6
+#else
+#define RADAR_ROTATE_PAIR 2, 3, 0, 1
+#define RADAR_ROTATE_ONE 1, 0, 3, 2
+#endif
+
 RADAR_INLINE float sum_across(Vector v) {
-  float lanes[W];
-  store(lanes, v);
-  for (int width = W / 2; width > 0; width /= 2) {
-    for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
-  }
-  return lanes[0];
+#if RADAR_VECTOR_BYTES == 64
+  v += RADAR_SHUFFLE(v, v, RADAR_ROTATE_HALF);
+#endif
+#if RADAR_VECTOR_BYTES >= 32
+  v += RADAR_SHUFFLE(v, v, RADAR_ROTATE_QUARTER);
+#endif
+  v += RADAR_SHUFFLE(v, v, RADAR_ROTATE_PAIR);
+  v += RADAR_SHUFFLE(v, v, RADAR_ROTATE_ONE);
+  return v[0];
 }
 RADAR_INLINE float maximum_across(Vector v) {
-  float lanes[W];
-  store(lanes, v);
-  for (int width = W / 2; width > 0; width /= 2) {
-    for (int i = 0; i < width; ++i) lanes[i] = lanes[i] > lanes[i + width] ? lanes[i] : lanes[i + width];
-  }
-  return lanes[0];
+#if RADAR_VECTOR_BYTES == 64
+  v = maximum(RADAR_SHUFFLE(v, v, RADAR_ROTATE_HALF), v);
+#endif
+#if RADAR_VECTOR_BYTES >= 32
+  v = maximum(RADAR_SHUFFLE(v, v, RADAR_ROTATE_QUARTER), v);
+#endif
+  v = maximum(RADAR_SHUFFLE(v, v, RADAR_ROTATE_PAIR), v);
+  v = maximum(RADAR_SHUFFLE(v, v, RADAR_ROTATE_ONE), v);
+  return v[0];
 }
 
 // ---- functions ------------------------------------------------------------------------------
 
-// e^x for x <= 0 (and NaN), within 1.5 ulp; 0 below -87.3, where the result would be subnormal.
+// e^x for x <= 0 (and NaN), within 1.5 ulp; 0 where the result would be subnormal.
 // x = n ln 2 + r with |r| <= ln(2) / 2; e^r = 1 + r + r^2 p(r), p a minimax polynomial of degree 4.
 RADAR_INLINE Vector exp_nonpositive(Vector x) {
-  const VectorI underflow = x < -87.3f;
-  x = select(underflow, broadcast(-87.3f), x);
+  x = maximum(broadcast(-88.0f), x);                     // there 2^n is 0
   const Vector shifted = x * 1.44269504f + 12582912.0f;  // n sits in the low bits of 1.5 * 2^23
   const Vector n = shifted - 12582912.0f;
   const Vector r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
@@ -153,7 +173,7 @@ RADAR_INLINE Vector exp_nonpositive(Vector x) {
   p = p * r + 4.9999994e-1f;
   const Vector e = (r * r) * p + r + 1.0f;
   const Vector power = (Vector)(((VectorI)shifted << 23) + 0x3f800000);
-  return select(underflow, Vector{}, e * power);
+  return e * power;
 }
 
 // tanh: x + x^3 p(x^2) below 0.625, 1 - 2 / (e^2|x| + 1) above.

@@ -308,8 +308,7 @@ class AttentionHook:
         if plan.bias is not None or plan.target_mass is not None:
             anchors = self._anchored_keys(call)
         if anchors is None:
-            plain = anchor_attention(call.query, call.key, call.value, None, **shared)
-            return plain.transpose(1, 2)
+            return self._plain(call, shared).transpose(1, 2)
         out = anchor_attention(
             call.query,
             call.key,
@@ -320,10 +319,17 @@ class AttentionHook:
             target_mode="exact" if plan.exact else "at_least",
             **shared,
         )
+        assert isinstance(out, Tensor)
         if plan.left_alone is not None:
-            plain = anchor_attention(call.query, call.key, call.value, None, **shared)
+            plain = self._plain(call, shared)
             out = torch.where(plan.left_alone[None, :, None, None], plain, out)
         return out.transpose(1, 2)
+
+    def _plain(self, call: Call, shared: dict[str, Any]) -> Tensor:
+        """Run Radar's attention with nothing anchored: [B, heads, q, D]."""
+        out = anchor_attention(call.query, call.key, call.value, None, **shared)
+        assert isinstance(out, Tensor)
+        return out
 
     def _anchored_keys(self, call: Call) -> Tensor | None:
         """Return the anchors of a call's keys: [B, k], of the full branch's rows if doubled."""

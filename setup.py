@@ -40,7 +40,9 @@ class BuildOrExplain(build_ext):
             try:
                 self._build()
             except (Exception, SystemExit) as error:
-                reason = f"the C++ build failed: {error}"
+                reason = (
+                    f"the C++ build failed: {error}; pip install -v shows the compiler's output"
+                )
         self._record(reason)
 
     def _build(self) -> None:

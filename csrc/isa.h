@@ -7,6 +7,7 @@
 
 #include "decode_attention_kernel.h"
 #include "linear_rows_kernel.h"
+#include "merge_parts_kernel.h"
 
 #define RADAR_STRING_(x) #x
 #define RADAR_STRING(x) RADAR_STRING_(x)
@@ -22,7 +23,9 @@ const Kernels* RADAR_JOIN(kernels_, RADAR_ISA_NAME)() {
       {isa::decode_kernels<isa::Float32>(), isa::decode_kernels<isa::BFloat16>(),
        isa::decode_kernels<isa::Float16>()},
       {isa::linear_kernels<isa::Float32>(), isa::linear_kernels<isa::BFloat16>(),
-       isa::linear_kernels<isa::Float16>()}};
+       isa::linear_kernels<isa::Float16>()},
+      {isa::merge_row<isa::Float32>, isa::merge_row<isa::BFloat16>,
+       isa::merge_row<isa::Float16>}};
   return &kernels;
 }
 

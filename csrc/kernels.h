@@ -78,10 +78,15 @@ struct LinearKernels {
   void (*range)(const LinearCall&, const void* packed, int64_t begin, int64_t end);
 };
 
+// out = share * first + (1 - share) * second, over one row of `size` elements.
+using MergeRow = void (*)(const void* first, const void* second, float share, int64_t size,
+                          void* out);
+
 struct Kernels {
   const char* name;
   DecodeKernels decode[kTypes];
   LinearKernels linear[kTypes];
+  MergeRow merge_row[kTypes];
 };
 
 // Null where the compiler or the architecture does not know the instruction set.

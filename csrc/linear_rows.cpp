@@ -18,8 +18,10 @@ using at::Tensor;
 
 constexpr int64_t kMostRows = 8;
 constexpr int64_t kSingleThreadBytes = 64 << 10;
-// Weights that a thread takes at a time.
-constexpr int64_t kPieceBytes = 64 << 10;
+// Weights that a thread takes at a time: long enough for prefetching to pay, short enough for the
+// threads to end together.
+constexpr int64_t kPieceBytes = 128 << 10;
+constexpr int64_t kPieceRows = 16;
 
 void run(const LinearCall& call, const LinearKernels& kernel, int64_t element_bytes) {
   void* packed = thread_memory(0, kernel.packed_bytes(call));
@@ -30,8 +32,9 @@ void run(const LinearCall& call, const LinearKernels& kernel, int64_t element_by
     kernel.range(call, packed, 0, call.out_features);
     return;
   }
-  const int64_t row_bytes = std::max<int64_t>(call.in_features * element_bytes, 1);
-  const int64_t piece = std::max<int64_t>(kPieceBytes / row_bytes / 16 * 16, 16);
+  const int64_t rounds = (bytes / threads + kPieceBytes - 1) / kPieceBytes;
+  const int64_t even = (call.out_features + rounds * threads - 1) / (rounds * threads);
+  const int64_t piece = (even + kPieceRows - 1) / kPieceRows * kPieceRows;
   std::atomic<int64_t> next{0};
   at::parallel_for(0, threads, 1, [&](int64_t, int64_t) {
     for (int64_t at = next.fetch_add(piece); at < call.out_features; at = next.fetch_add(piece)) {

@@ -23,8 +23,8 @@ RADAR_INLINE void store_one(typename T::Storage* p, float x) {
 
 // R rows from `row` on times the weights of one block of outputs.
 template <class T, int R>
-static inline void linear_block(const LinearCall& call, const float* packed,
-                                int64_t row, int64_t output, int64_t outputs, int64_t ahead) {
+static inline void linear_block(const LinearCall& call, const float* packed, int64_t row,
+                                int64_t output, int64_t outputs, int64_t ahead) {
   using Storage = typename T::Storage;
   constexpr int kBlock = DotShape<1>::kBlock;
   float sums[R][kBlock];
@@ -54,7 +54,9 @@ static void linear_range(const LinearCall& call, const void* packed_rows, int64_
                               ? kBlock * call.in_features * (int64_t)sizeof(typename T::Storage)
                               : 0;
     int64_t row = 0;
-    for (; row + 4 <= call.rows; row += 4) linear_block<T, 4>(call, packed, row, output, outputs, ahead);
+    for (; row + 4 <= call.rows; row += 4) {
+      linear_block<T, 4>(call, packed, row, output, outputs, ahead);
+    }
     switch (call.rows - row) {
       case 3: linear_block<T, 3>(call, packed, row, output, outputs, ahead); break;
       case 2: linear_block<T, 2>(call, packed, row, output, outputs, ahead); break;

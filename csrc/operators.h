@@ -19,4 +19,9 @@ std::tuple<at::Tensor, at::Tensor> decode_attention(
 at::Tensor linear_rows(const at::Tensor& input, const at::Tensor& weight,
                        const std::optional<at::Tensor>& bias);
 
+std::tuple<at::Tensor, at::Tensor> merge_parts(const at::Tensor& first,
+                                               const at::Tensor& first_lse,
+                                               const at::Tensor& second,
+                                               const at::Tensor& second_lse);
+
 }  // namespace radar

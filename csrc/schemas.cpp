@@ -13,6 +13,9 @@ TORCH_LIBRARY(radar_cpp, library) {
       "float scale, int? window, float? softcap, Tensor? sinks, bool return_mass) "
       "-> (Tensor, Tensor)");
   library.def("linear_rows(Tensor input, Tensor weight, Tensor? bias) -> Tensor");
+  library.def(
+      "merge_parts(Tensor first, Tensor first_lse, Tensor second, Tensor second_lse) "
+      "-> (Tensor, Tensor)");
 
   // Which kernels run; the tests go through all of them.
   library.def("has_instruction_set(str name) -> bool",
@@ -25,4 +28,5 @@ TORCH_LIBRARY(radar_cpp, library) {
 TORCH_LIBRARY_IMPL(radar_cpp, CPU, library) {
   library.impl("decode_attention", radar::decode_attention);
   library.impl("linear_rows", radar::linear_rows);
+  library.impl("merge_parts", radar::merge_parts);
 }

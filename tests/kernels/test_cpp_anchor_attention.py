@@ -68,8 +68,10 @@ def check(query, key, value, anchors, **options):
     out, mass = decode(query, key, value, anchors, return_mass=True, **options)
     alone = decode(query, key, value, anchors, **options)
     expected = attention_oracle(query, key, value, anchors, **options)
-    assert_within(out, expected.out, expected.out_budget)
-    assert_within(alone, expected.out, expected.out_budget)
+    limits = torch.finfo(query.dtype)
+    budget = expected.out_budget + limits.smallest_normal * limits.eps  # subnormal results
+    assert_within(out, expected.out, budget)
+    assert_within(alone, expected.out, budget)
     assert_within(mass, expected.mass, expected.mass_budget)
     assert out.dtype == query.dtype and mass.dtype == torch.float32
 

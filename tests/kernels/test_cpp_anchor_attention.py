@@ -1,6 +1,8 @@
 """The C++ decode attention on every instruction set of this machine, against float64."""
 
+import ctypes
 import math
+import mmap
 import os
 import subprocess
 import sys
@@ -331,6 +333,32 @@ def test_layouts(every_set):
     one_row = [x[:1].expand(2, -1, -1, -1) for x in (query, key, value)]
     shared = decode(*one_row, anchors[:1].expand(2, -1), bias=1.0)
     assert torch.equal(shared[0], expected[0]) and torch.equal(shared[1], expected[0])
+
+
+def before_unreadable_memory(tensor: Tensor) -> Tensor:
+    """A copy that ends where the process may read no further: reading on is a crash."""
+    size = (tensor.nbytes // mmap.PAGESIZE + 2) * mmap.PAGESIZE
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    end = size - mmap.PAGESIZE
+    assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(start + end), mmap.PAGESIZE, 0) == 0
+    copy = torch.frombuffer(
+        memory, dtype=tensor.dtype, count=tensor.numel(), offset=end - tensor.nbytes
+    )
+    return copy.view(tensor.shape).copy_(tensor)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_nothing_beyond_the_tensors_is_read(every_set, dtype):
+    for size, value_size in ((64, 64), (37, 13)):
+        given = tensors(1, 6, 2, 2, 131, size, value_size, dtype)
+        mask = torch.rand(1, 1, 2, 131) < 0.9
+        guarded = [before_unreadable_memory(one) for one in given]
+        bias = torch.linspace(-1, 1, 6)
+        for options in ({"bias": bias}, {"target_mass": 0.5, "causal": True, "window": 40}):
+            expected = decode(*given, mask=mask, **options)
+            actual = decode(*guarded, mask=before_unreadable_memory(mask), **options)
+            assert torch.equal(actual, expected)
 
 
 def test_fresh_memory_is_never_read(every_set):

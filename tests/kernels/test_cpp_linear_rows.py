@@ -1,6 +1,8 @@
 """The C++ linear layer on few rows, on every instruction set of this machine, against float64."""
 
+import ctypes
 import math
+import mmap
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -9,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 from torch.nn.functional import linear
 
 from radar_kernels import native
@@ -98,11 +101,26 @@ def test_leading_dimensions_and_strides(every_set, dtype):
     assert torch.equal(linear_rows(input, unaligned, bias, backend="cpp"), expected)
 
 
-def test_the_memory_around_the_weights_is_not_part_of_the_result(every_set):
-    input, weight, _ = tensors(3, 37, 21)
-    storage = torch.full((21 * 37 + 200,), math.nan)
-    inside = storage[100:-100].view(21, 37).copy_(weight)
-    assert torch.equal(linear_rows(input, inside, backend="cpp"), linear_rows(input, weight))
+def before_unreadable_memory(tensor: Tensor) -> Tensor:
+    """A copy that ends where the process may read no further: reading on is a crash."""
+    size = (tensor.nbytes // mmap.PAGESIZE + 2) * mmap.PAGESIZE
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    end = size - mmap.PAGESIZE
+    assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(start + end), mmap.PAGESIZE, 0) == 0
+    copy = torch.frombuffer(
+        memory, dtype=tensor.dtype, count=tensor.numel(), offset=end - tensor.nbytes
+    )
+    return copy.view(tensor.shape).copy_(tensor)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [1, 2, 3, 8])
+def test_nothing_beyond_the_tensors_is_read(every_set, rows, dtype):
+    for inputs, outputs in ((37, 21), (64, 17)):
+        given = tensors(rows, inputs, outputs, dtype)
+        guarded = [before_unreadable_memory(one) for one in given]
+        assert torch.equal(linear_rows(*guarded, backend="cpp"), linear_rows(*given, backend="cpp"))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "checks.h"
@@ -55,14 +56,22 @@ std::tuple<Tensor, Tensor> merge_parts(const Tensor& first, const Tensor& first_
     for (int64_t row = begin; row < end; ++row) {
       const int64_t h = row % heads, q = row / heads % queries, n = row / heads / queries;
       const float x = lse_a[place(first_lse, n, h, q)], y = lse_b[place(second_lse, n, h, q)];
-      const float most = std::max(x, y);
+      const char* first_row = a + bytes * place(first, n, h, q);
+      const char* second_row = b + bytes * place(second, n, h, q);
+      char* out_row = c + bytes * place(out, n, h, q);
+      float& joined = lse_c[place(lse, n, h, q)];
       // An empty part counts nothing, whatever its output; two of them give 0.
       const float none = -std::numeric_limits<float>::infinity();
-      const float share = x == none ? 0.0f : y == none ? 1.0f : 1.0f / (1.0f + std::exp(y - x));
-      lse_c[place(lse, n, h, q)] =
-          most == none ? none : most + std::log1p(std::exp(std::min(x, y) - most));
-      merge_row(a + bytes * place(first, n, h, q), b + bytes * place(second, n, h, q), share, size,
-                c + bytes * place(out, n, h, q));
+      if (x == none && y == none) {
+        joined = none;
+        std::memset(out_row, 0, size * bytes);
+      } else if (x == none || y == none) {
+        joined = std::max(x, y);
+        std::memcpy(out_row, x == none ? second_row : first_row, size * bytes);
+      } else {
+        joined = std::max(x, y) + std::log1p(std::exp(-std::abs(x - y)));
+        merge_row(first_row, second_row, 1.0f / (1.0f + std::exp(y - x)), size, out_row);
+      }
     }
   });
   return {out, lse};

@@ -30,6 +30,7 @@ def absent() -> str | None:
         return f"the C++ operators do not load ({error}); install radar-kernels again"
     torch.library.register_fake("radar_cpp::decode_attention", _fake_decode_attention)
     torch.library.register_fake("radar_cpp::linear_rows", _fake_linear_rows)
+    torch.library.register_fake("radar_cpp::merge_parts", _fake_merge_parts)
     return None
 
 
@@ -44,3 +45,11 @@ def _fake_decode_attention(
 
 def _fake_linear_rows(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return input.new_empty(*input.shape[:-1], weight.shape[0])
+
+
+def _fake_merge_parts(
+    first: Tensor, first_lse: Tensor, second: Tensor, second_lse: Tensor
+) -> tuple[Tensor, Tensor]:
+    batch, heads, queries, size = first.shape
+    out = first.new_empty(batch, queries, heads, size).transpose(1, 2)
+    return out, torch.empty(first_lse.shape, dtype=torch.float32, device=first_lse.device)

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, causal_mask_function
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from radar_core.hooks.packed import Packed
 from radar_core.methods.method import LayerPlan, Method
 from radar_kernels import anchor_attention
 
@@ -106,6 +107,7 @@ class AttentionHook:
         uses_native: whether some layer or query is left to the model's own attention.
         hide_anchors: whether the second half of a doubled batch cannot see the anchors.
         doubled: whether the forward pass at work runs both branches.
+        packed: how both branches lie in one row, where the forward pass at work has them so.
         single_token: whether the model was called with one token a row, as when it generates.
         measured: [B, heads] for each layer, filled by every forward pass; None not to measure.
         calls: how often each layer's attention has run.
@@ -118,6 +120,7 @@ class AttentionHook:
     uses_native: bool = False
     hide_anchors: bool = False
     doubled: bool = False
+    packed: Packed | None = None
     single_token: bool = False
     measured: dict[int, Tensor] | None = None
     calls: dict[int, int] = field(default_factory=dict)
@@ -191,6 +194,8 @@ class AttentionHook:
         plain causality the mask only says which keys may be seen, bool [B, 1, 1, k] or None for
         all, and the attention function adds causality itself; else it is bool [B, 1, q, k].
         """
+        if self.packed is not None:
+            return None  # each branch has a mask of its own
         device = torch.device(device)
         if self.single_token and isinstance(q_offset, int) and q_offset + 1 < self.prompt_length:
             raise ValueError(
@@ -287,6 +292,8 @@ class AttentionHook:
         self.calls[layer] = self.calls.get(layer, 0) + 1
         if dropout:
             raise RuntimeError("attention dropout under steering; call model.eval() first")
+        if self.packed is not None:
+            return self._attend_packed(self.packed, query, key, value, scaling, kwargs), None
         plan = self._plan(layer, query.shape[1], query.device)
         window = self._window(query.shape[2], key.shape[2], attention_mask)
         call = Call(query, key, value, attention_mask, window, scaling, kwargs)
@@ -330,6 +337,41 @@ class AttentionHook:
         out = anchor_attention(call.query, call.key, call.value, None, **shared)
         assert isinstance(out, Tensor)
         return out
+
+    def _attend_packed(
+        self,
+        packed: Packed,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scaling: float | None,
+        keywords: dict[str, Any],
+    ) -> Tensor:
+        """Run the attention of both branches of a packed row: [B, q, heads, D]."""
+        window = Window(packed.prompt, 0, 0, None)
+        seen, visible = (
+            None if mask is None else mask[:, None, None] for mask in (packed.seen, packed.visible)
+        )
+        first = Call(
+            packed.whole(query),
+            packed.whole(key),
+            packed.whole(value),
+            seen,
+            window,
+            scaling,
+            keywords,
+        )
+        second = Call(
+            packed.anew(query),
+            packed.second(key),
+            packed.second(value),
+            visible,
+            window,
+            scaling,
+            keywords,
+        )
+        outs = [self._plain(call, call.kernel_arguments()) for call in (first, second)]
+        return torch.cat([out.transpose(1, 2) for out in outs], dim=1)
 
     def _anchored_keys(self, call: Call) -> Tensor | None:
         """Return the anchors of a call's keys: [B, k], of the full branch's rows if doubled."""

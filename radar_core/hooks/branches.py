@@ -15,6 +15,7 @@ from transformers.cache_utils import DynamicCache
 
 from radar_core.hooks.attention import AttentionHook
 from radar_core.hooks.cache import cached_rows, can_branch_later, given_cache
+from radar_core.hooks.packed import Packed, can_pack
 from radar_core.methods.spa import blend_rows
 from radar_kernels import blend_logits
 
@@ -60,6 +61,7 @@ class TwoBranches:
             for handle in handles:
                 handle.remove()
             self.attention.doubled = False
+            self.attention.packed = None
 
     # -- hooks -------------------------------------------------------------------------------------
 
@@ -68,6 +70,7 @@ class TwoBranches:
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Double the inputs, running what both branches share only once."""
         self.attention.doubled = False
+        self.attention.packed = None
         if args:
             bound = inspect.signature(model.forward).bind_partial(*args)
             kwargs = {**bound.arguments, **kwargs}
@@ -87,6 +90,8 @@ class TwoBranches:
             if rows == batch:
                 kwargs = self._branch(kwargs, cache, cache_name, batch, past)
             elif rows is None and self._shares_prefix(kwargs, length):
+                if can_pack(model, cache, kwargs):
+                    return (), self._pack(kwargs, cache, batch, length)
                 kwargs = self._run_prefix(kwargs, cache, cache_name, batch)
         elif cache is not None and past == 0 and not self._warned:
             self._warned = True
@@ -105,9 +110,14 @@ class TwoBranches:
     def _after(self, model: Any, args: Any, kwargs: Any, output: Any) -> Any:
         """Blend the logits where the output layer could not be fed blended rows."""
         doubled, self.attention.doubled = self.attention.doubled, False
-        if not doubled or not self.blends_logits or output is None:
+        packed, self.attention.packed = self.attention.packed, None
+        if output is None:
+            return None
+        if packed is not None:
+            packed.unpack(given_cache(kwargs)[1])
+        if not (doubled or packed) or not self.blends_logits:
             return output
-        full, hidden = output.logits.chunk(2)
+        full, hidden = output.logits.chunk(2, dim=1 if packed else 0)
         shape = full.shape
         weights = self._row_weights(shape[0], full.device).repeat_interleave(shape[1])
         blended = blend_logits(
@@ -117,10 +127,13 @@ class TwoBranches:
         return output
 
     def _blend_hidden(self, module: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        if not self.attention.doubled:
+        rows = args[0]
+        if self.attention.packed is not None:
+            rows = torch.cat(rows.chunk(2, dim=1))
+        elif not self.attention.doubled:
             return None
-        weights = self._row_weights(args[0].shape[0] // 2, args[0].device)
-        return (blend_rows(args[0], weights), *args[1:])
+        weights = self._row_weights(rows.shape[0] // 2, rows.device)
+        return (blend_rows(rows, weights), *args[1:])
 
     # -- steps -------------------------------------------------------------------------------------
 
@@ -134,6 +147,19 @@ class TwoBranches:
             and not kwargs.get("output_hidden_states")
             and ready_masks(kwargs.get("attention_mask")) is None
         )
+
+    def _pack(
+        self, kwargs: dict[str, Any], cache: DynamicCache, batch: int, length: int
+    ) -> dict[str, Any]:
+        """Run the prompt and the second branch's own tokens as one row."""
+        given = kwargs.get("attention_mask")
+        seen = None if given is None else given[:, :length].bool()
+        anchored = self.attention.anchored_rows(batch, length, self.model.device)
+        assert anchored is not None
+        visible = ~anchored.bool() if seen is None else seen & ~anchored.bool()
+        packed = Packed(length, self.first_anchor, seen, visible)
+        self.attention.packed = packed
+        return packed.inputs(kwargs)
 
     def _run_prefix(
         self, kwargs: dict[str, Any], cache: DynamicCache, cache_name: str, batch: int

@@ -49,10 +49,15 @@ def with_room(buffer: Tensor | None, held: Tensor, added: int) -> Tensor:
     if holds:
         assert buffer is not None
         return buffer
-    capacity = length + added + max(_LEAST_ROOM, length // 4)
+    capacity = length + added + room(length)
     buffer = held.new_empty(*held.shape[:-2], capacity, held.shape[-1])
     buffer[..., :length, :] = held
     return buffer
+
+
+def room(length: int) -> int:
+    """Return how many more tokens a buffer of `length` tokens is given space for."""
+    return max(_LEAST_ROOM, length // 4)
 
 
 def appended(buffer: Tensor, length: int, new: Tensor) -> Tensor:

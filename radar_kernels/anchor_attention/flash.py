@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from radar_kernels.anchor_attention.arguments import AnchorAttentionArguments
-from radar_kernels.anchor_attention.merge import merge_parts
+from radar_kernels.anchor_attention.merge import join_parts
 from radar_kernels.anchor_attention.visibility import seen_by_any, visible_keys
 
 # Queries that share one [q, k] mask: enough for the kernel's own blocks of 256.
@@ -74,7 +74,7 @@ def attend(arguments: AnchorAttentionArguments) -> tuple[Tensor, Tensor]:
         call.query, key[:, :, :past], value[:, :, :past], before, call.scale, False
     )
     new, new_lse = _flash(call.query, key[:, :, past:], value[:, :, past:], after, call.scale, True)
-    return merge_parts(old, old_lse, new, new_lse)[0], torch.logaddexp(old_lse, new_lse)
+    return join_parts(old, old_lse, new, new_lse)
 
 
 def attend_parts(arguments: AnchorAttentionArguments) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -193,6 +193,9 @@ def _row_wise(call: AnchorAttentionArguments) -> Iterator[tuple[Tensor, Tensor]]
 def _readable(call: AnchorAttentionArguments, visible: Tensor | None) -> tuple[Tensor, Tensor]:
     """Keys and values with 0 where no query reads: 0 * NaN is NaN."""
     if visible is None:
+        return call.key, call.value
+    # A sum is finite only if every element is: reading is cheaper than copying.
+    if bool(torch.isfinite(call.key.sum() + call.value.sum())):
         return call.key, call.value
     unseen = ~seen_by_any(visible, call.key.shape[1])[..., None]
     return call.key.masked_fill(unseen, 0), call.value.masked_fill(unseen, 0)

@@ -173,3 +173,32 @@ def test_batch_gives_each_prompts_own_result():
             alone = model.generate(ids, **GREEDY)
         for one, many in zip(alone.logits, together.logits, strict=True):
             torch.testing.assert_close(one[0], many[row], atol=2e-4, rtol=0)
+
+
+@pytest.mark.parametrize("family", ["Llama", "Mistral"])
+def test_what_both_branches_share_runs_once(family):
+    """Plain causal models run prompt and rest as one row, sliding ones the shared part first."""
+    model, inputs = tiny_model(family), prompts([20], [[8, 9, 14]])
+    anchors = inputs.pop("anchors")
+    seen = []
+    handle = model.model.layers[0].register_forward_pre_hook(
+        lambda module, args: seen.append(tuple(args[0].shape[:2]))
+    )
+    with SPA(2.0).applied_to(model, anchors=anchors):
+        model.generate(**inputs, max_new_tokens=3, do_sample=False)
+    handle.remove()
+    prefill = [(1, 20 + 12)] if family == "Llama" else [(1, 8), (2, 12)]
+    assert seen == [*prefill, (2, 1), (2, 1)]
+
+
+def test_a_packed_prompt_equals_an_unshared_one():
+    """Left padding and several rows, against prefilling both branches in full at every step."""
+    for family, implementation in [("Llama", "sdpa"), ("Qwen3", "eager"), ("GPT2", "sdpa")]:
+        model, inputs = tiny_model(family, implementation), prompts(**BATCH)
+        anchors = inputs.pop("anchors")
+        with SPA([2.0, 0.5]).applied_to(model, anchors=anchors):
+            packed = model.generate(**inputs, **GREEDY)
+            whole = model.generate(**inputs, **GREEDY, use_cache=False)
+        assert torch.equal(packed.sequences, whole.sequences)
+        for one, other in zip(packed.logits, whole.logits, strict=True):
+            torch.testing.assert_close(one, other, atol=2e-4, rtol=0)

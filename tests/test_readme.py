@@ -1,0 +1,76 @@
+"""Every command and every piece of code in the README does what the README says."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from radar_core import AttentionBias
+from tests.models.tiny import prompts, tiny_model
+
+README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+SNIPPETS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+COMMANDS = re.findall(r"^    (.+)$", README, flags=re.MULTILINE)
+
+
+def radar(command, folder):
+    assert command.startswith("radar ")
+    script = Path(sys.executable).parent / "radar"
+    return subprocess.run(
+        command.replace("radar", str(script), 1),
+        shell=True,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_library_example(smollm2, capsys):
+    assert len(SNIPPETS[0].splitlines()) <= 12
+    exec(SNIPPETS[0], {})
+    chosen, reply = capsys.readouterr().out.split("\n", 1)
+    said = re.search(r"# (.+)", SNIPPETS[0])
+    assert said and chosen == said[1]
+    assert "40,000" in reply
+
+
+def test_the_mask_example():
+    model, inputs = tiny_model("Llama"), prompts([20], [[5, 6]])
+    mask = inputs.pop("anchors")
+    inputs |= {"max_new_tokens": 4, "do_sample": False}
+    names = {"AttentionBias": AttentionBias, "model": model, "mask": mask, "inputs": inputs}
+    exec(SNIPPETS[1], names)
+    with AttentionBias(2.0).applied_to(model, anchors=mask):
+        assert torch.equal(names["out"], model.generate(**inputs))
+
+
+def test_the_inspect_command(tmp_path):
+    lines = [
+        {"sender": "critic", "round": 0, "text": "The budget is 40,000 euros. Mind the weather."},
+        {"sender": "solver", "round": 0, "text": "I will look into it."},
+    ]
+    (tmp_path / "talk.jsonl").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    (tmp_path / "edges.txt").write_text("critic -> solver\n", encoding="utf-8")
+    (command,) = [line for line in COMMANDS if line.startswith("radar inspect")]
+    shown = radar(f"{command} --topology edges.txt --html page.html --json", tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    assert "The budget is 40,000 euros." in shown.stdout and json.loads(shown.stdout)
+    assert "<html" in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+def test_the_doctor_command(tmp_path):
+    assert "`radar doctor`" in README
+    report = radar("radar doctor --json", tmp_path)
+    assert report.returncode == 0 and json.loads(report.stdout)
+
+
+def test_the_make_targets_exist():
+    makefile = (Path(__file__).parent.parent / "Makefile").read_text(encoding="utf-8")
+    for target in set(re.findall(r"\bmake (\w+)", README)):
+        assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), target

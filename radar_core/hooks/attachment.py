@@ -72,9 +72,9 @@ def attach(
         hook = attention_hook(model, method if steers else NoSteering(), mask, measure)
         stack.enter_context(interfaces(model, hook))
         stack.enter_context(watched(model, hook))
+        stack.enter_context(few_row_linears(model))
         if hook.hide_anchors:
             assert isinstance(method, SPA)
-            stack.enter_context(few_row_linears(model))
             stack.enter_context(TwoBranches(model, hook, method.strengths()).hooked())
         yield Steering(method, active=True, attention=hook)
 

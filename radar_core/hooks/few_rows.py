@@ -1,4 +1,4 @@
-"""Linear layers for the few rows of two-branch decoding on a CPU, each weight read once."""
+"""Linear layers for the few rows of decoding on a CPU, each weight read once, at memory speed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 def few_row_linears(model: nn.Module) -> Iterator[None]:
     """Let the model's plain linear layers serve few rows by an operator that reads weights once.
 
-    Two rows cost torch's own layer up to three times one. Only layers that are exactly `nn.Linear`
+    Two rows cost torch's own layer up to three times one, and one bfloat16 row several times the
+    reading of its weights. Only layers that are exactly `nn.Linear`
     with a plain CPU weight are touched, and only if nothing else (such as accelerate's hooks) has
     replaced their `forward`; the weights stay as they are. Results agree to rounding.
     """

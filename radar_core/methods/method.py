@@ -45,6 +45,9 @@ class Method:
     def applied_to(self, model: Any, anchors: Any = None) -> AbstractContextManager[Steering]:
         """Steer every forward pass of a model inside a `with` block and undo it on leaving.
 
+        On a CPU, decoding also runs the model's linear layers by an operator that reads each weight
+        once for all rows; where nothing is steered, results then agree to rounding.
+
         Args:
             model: a Hugging Face transformers causal language model in evaluation mode.
             anchors: [batch, prompt] bool (or 0/1, or for biases a float factor per token) of the
@@ -86,7 +89,7 @@ class NoSteering(Method):
     """Run Radar's attention on every layer with nothing anchored.
 
     The results equal the model's own to rounding, not bit for bit; benchmarks use it to tell what
-    steering costs from what Radar's attention saves.
+    steering costs from what Radar's operators save.
     """
 
     def layer_plan(self, layer: int, num_layers: int, num_heads: int) -> LayerPlan | None:

@@ -40,11 +40,12 @@ def why_not_flash(arguments: AnchorAttentionArguments) -> str | None:
     return None
 
 
-def attend(arguments: AnchorAttentionArguments) -> tuple[Tensor, Tensor]:
+def attend(arguments: AnchorAttentionArguments, bias_hides: bool = False) -> tuple[Tensor, Tensor]:
     """Attends with everything but softcap, sinks and target mass.
 
     Args:
         arguments: a call that ``why_not_flash`` accepts.
+        bias_hides: whether the bias itself may be -inf.
 
     Returns:
         Output ``[B, Hq, q, Dv]``, 0 for queries that see nothing, and the log-sum-exp of the
@@ -66,14 +67,17 @@ def attend(arguments: AnchorAttentionArguments) -> tuple[Tensor, Tensor]:
     key, value = _readable(call, visible)
     bias = _key_bias(call, visible)
     past = keys - tokens
+    hides = bias_hides or visible is not None
     if not causal or past == 0:
-        return _flash(call.query, key, value, bias, call.scale, causal)
+        return _flash(call.query, key, value, bias, call.scale, causal, hides)
     before = None if bias is None else bias[..., :past]
     after = None if bias is None else bias[..., past:]
     old, old_lse = _flash(
-        call.query, key[:, :, :past], value[:, :, :past], before, call.scale, False
+        call.query, key[:, :, :past], value[:, :, :past], before, call.scale, False, hides
     )
-    new, new_lse = _flash(call.query, key[:, :, past:], value[:, :, past:], after, call.scale, True)
+    new, new_lse = _flash(
+        call.query, key[:, :, past:], value[:, :, past:], after, call.scale, True, hides
+    )
     return join_parts(old, old_lse, new, new_lse)
 
 
@@ -91,7 +95,7 @@ def attend_parts(arguments: AnchorAttentionArguments) -> tuple[Tensor, Tensor, T
     plain = replace(arguments, anchors=None, bias=None, target_mass=None)
     # Hidden by bias and not by mask: masked keys would be cleared, and these are fit to be read.
     hide = torch.full((1, 1), -torch.inf)
-    rest, rest_lse = attend(replace(plain, anchors=anchors, bias=hide))
+    rest, rest_lse = attend(replace(plain, anchors=anchors, bias=hide), bias_hides=True)
     if arguments.sinks is not None:
         rest, rest_lse = with_sinks(rest, rest_lse, arguments.sinks)
     chosen = anchors.any(0).nonzero().squeeze(-1)
@@ -187,7 +191,7 @@ def _row_wise(call: AnchorAttentionArguments) -> Iterator[tuple[Tensor, Tensor]]
             anchors=None if call.anchors is None else call.anchors[:, first:last],
         )
         key, value = _readable(few, visible)
-        yield _flash(few.query, key, value, _key_bias(few, visible), call.scale, False)
+        yield _flash(few.query, key, value, _key_bias(few, visible), call.scale, False, True)
 
 
 def _readable(call: AnchorAttentionArguments, visible: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -220,7 +224,9 @@ def _flash(
     bias: Tensor | None,
     scale: float,
     causal: bool,
+    hides: bool,
 ) -> tuple[Tensor, Tensor]:
+    """Call torch's operator; `hides` says whether some of the bias may be -inf."""
     batch, heads, tokens, size = query.shape
     key_heads, keys = key.shape[1:3]
     packed = tokens == 1 and heads != key_heads
@@ -235,7 +241,7 @@ def _flash(
     )
     if packed:
         out, lse = out.reshape(batch, heads, 1, size), lse.reshape(batch, heads, 1)
-    if bias is not None:
+    if bias is not None and hides:
         # The kernel reports 0 for a query that sees nothing.
         alive = bias != -torch.inf
         alive = alive.cumsum(-1).squeeze(2) > 0 if causal else alive.any(-1)

@@ -6,9 +6,7 @@ import mmap
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 
 import pytest
 import torch
@@ -19,28 +17,10 @@ from torch import Tensor
 from radar_kernels import anchor_attention, available_backends, native
 from radar_kernels.anchor_attention import cpp
 from radar_kernels.testing import assert_within, attention_oracle
+from tests.kernels.instruction_sets import SETS, instruction_set
 
 assert native.absent() is None, native.absent()
-SETS = [
-    name for name in ("avx512", "avx2", "baseline") if torch.ops.radar_cpp.has_instruction_set(name)
-]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-
-
-@contextmanager
-def instruction_set(name: str) -> Iterator[None]:
-    before = torch.ops.radar_cpp.instruction_set()
-    torch.ops.radar_cpp.use_instruction_set(name)
-    try:
-        yield
-    finally:
-        torch.ops.radar_cpp.use_instruction_set(before)
-
-
-@pytest.fixture(params=SETS)
-def every_set(request: pytest.FixtureRequest) -> Iterator[str]:
-    with instruction_set(request.param):
-        yield request.param
 
 
 def tensors(

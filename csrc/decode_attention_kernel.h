@@ -21,7 +21,7 @@ struct Workspace {
   int32_t list[kTileKeys];   // indices of the valid keys
 };
 
-static int64_t place_workspace(const DecodeCall& call, char* memory, Workspace* workspace) {
+static int64_t place_workspace(const AttentionCall& call, char* memory, Workspace* workspace) {
   int64_t used = 0;
   const auto take = [&](int64_t bytes) {
     char* at = memory + used;
@@ -38,21 +38,21 @@ static int64_t place_workspace(const DecodeCall& call, char* memory, Workspace* 
   return used;
 }
 
-static int64_t scratch_bytes(const DecodeCall& call) {
+static int64_t scratch_bytes(const AttentionCall& call) {
   Workspace workspace;
   return place_workspace(call, nullptr, &workspace);
 }
 
 // Where a row's numbers sit in a partial result: [parts][rows][kStats], then the values.
-RADAR_INLINE float* row_stats(const DecodeCall& call, float* partial, int64_t part, int64_t row) {
+RADAR_INLINE float* row_stats(const AttentionCall& call, float* partial, int64_t part, int64_t row) {
   return partial + (part * call.rows + row) * kStats;
 }
-RADAR_INLINE float* row_values(const DecodeCall& call, float* partial, int64_t part, int64_t row) {
+RADAR_INLINE float* row_values(const AttentionCall& call, float* partial, int64_t part, int64_t row) {
   return partial + call.parts * call.rows * kStats +
          (part * call.rows + row) * padded(call.value_dim);
 }
 
-static int64_t partial_floats(const DecodeCall& call) {
+static int64_t partial_floats(const AttentionCall& call) {
   const int64_t count = call.parts * call.rows * (kStats + padded(call.value_dim));
   return (count + 15) / 16 * 16;
 }
@@ -79,14 +79,6 @@ static inline int64_t count_flags(const uint8_t* flags) {
   return count;
 }
 
-// The first and one past the last key that query token i of a row may see, of `length` keys.
-RADAR_INLINE void visible(const DecodeCall& call, int64_t length, int64_t i, int64_t* first,
-                          int64_t* last) {
-  const int64_t position = length - call.queries + i;
-  *first = call.causal && call.window ? position - call.window + 1 : 0;
-  *last = call.causal ? position + 1 : length;
-}
-
 static inline Valid classify_rows(const uint8_t* valid, int64_t rows, int64_t count) {
   int64_t most = 0, least = count;
   bool same = true;
@@ -101,18 +93,11 @@ static inline Valid classify_rows(const uint8_t* valid, int64_t rows, int64_t co
   return same ? Valid::kShared : Valid::kPerRow;
 }
 
-static inline Valid tile_validity(const DecodeCall& call, int64_t batch, int64_t kv_head,
+static inline Valid tile_validity(const AttentionCall& call, int64_t batch, int64_t kv_head,
                                   int64_t start, int64_t count, uint8_t* valid) {
-  const int64_t length = call.key_lengths
-                             ? call.key_lengths[batch * call.key_lengths_stride]
-                             : call.keys;
-  bool bounded = false;  // whether causality or the window cuts this tile for some query
-  if (call.causal) {
-    int64_t first, last, ignored;
-    visible(call, length, call.queries - 1, &first, &ignored);
-    visible(call, length, 0, &ignored, &last);
-    bounded = start < first || start + count > last;
-  }
+  // Whether causality or the window cuts this tile for some query.
+  const bool bounded = call.causal && (start < call.first_key(batch, call.queries - 1) ||
+                                       start + count > call.last_key(batch, 0));
   if (!call.mask && !bounded) return Valid::kAll;
   const int64_t group = call.heads / call.kv_heads;
   const bool per_row = bounded || (call.mask && ((call.mask_stride[1] != 0 && group > 1) ||
@@ -131,8 +116,7 @@ static inline Valid tile_validity(const DecodeCall& call, int64_t batch, int64_t
       __builtin_memset(flags + count, 0, (uint64_t)(kTileKeys - count));
     }
     if (bounded) {
-      int64_t first, last;
-      visible(call, length, query, &first, &last);
+      const int64_t first = call.first_key(batch, query), last = call.last_key(batch, query);
       for (int64_t i = 0; i < count; ++i) flags[i] &= start + i >= first && start + i < last;
     }
   }
@@ -140,7 +124,7 @@ static inline Valid tile_validity(const DecodeCall& call, int64_t batch, int64_t
 }
 
 // The factors of the bias on a tile; false if no key of it is anchored.
-static inline bool tile_factors(const DecodeCall& call, int64_t batch, int64_t start,
+static inline bool tile_factors(const AttentionCall& call, int64_t batch, int64_t start,
                                 int64_t count, float* factors) {
   bool any = false;
   if (call.anchor_flags) {
@@ -167,7 +151,7 @@ static inline bool tile_factors(const DecodeCall& call, int64_t batch, int64_t s
 // ---- logits -----------------------------------------------------------------------------------
 
 template <class T>
-static inline void tile_logits(const DecodeCall& call, const Workspace& workspace,
+static inline void tile_logits(const AttentionCall& call, const Workspace& workspace,
                                const typename T::Storage* keys, int64_t count, int64_t ahead) {
   const int64_t stride = padded(call.key_dim);
   const int64_t step = call.key_stride[2];
@@ -337,7 +321,7 @@ static inline int64_t list_keys(const uint8_t* valid, int32_t* list) {
 
 // Adds the keys of a tile that `valid` allows to one part of the partial result.
 template <class T>
-static inline void accumulate(const DecodeCall& call, Workspace& workspace, int64_t batch,
+static inline void accumulate(const AttentionCall& call, Workspace& workspace, int64_t batch,
                               int64_t kv_head, const typename T::Storage* values, int64_t count,
                               int64_t ahead, int64_t part, Valid kind, const uint8_t* valid,
                               const float* factors, float* partial) {
@@ -398,7 +382,7 @@ static inline void accumulate(const DecodeCall& call, Workspace& workspace, int6
 
 // A tile with anchored keys in two-part accumulation: the rest, then the anchored keys.
 template <class T>
-static inline void accumulate_parts(const DecodeCall& call, Workspace& workspace, int64_t batch,
+static inline void accumulate_parts(const AttentionCall& call, Workspace& workspace, int64_t batch,
                                     int64_t kv_head, const typename T::Storage* values,
                                     int64_t count, Valid kind, float* partial) {
   const int64_t rows = kind == Valid::kPerRow ? call.rows : 1;
@@ -421,7 +405,7 @@ static inline void accumulate_parts(const DecodeCall& call, Workspace& workspace
 }
 
 template <class T>
-static void decode_chunk(const DecodeCall& call, int64_t batch, int64_t kv_head, int64_t begin,
+static void decode_chunk(const AttentionCall& call, int64_t batch, int64_t kv_head, int64_t begin,
                          int64_t end, float* partial, void* scratch) {
   using Storage = typename T::Storage;
   Workspace workspace;
@@ -479,7 +463,7 @@ RADAR_INLINE void merge_stats(float* into, const float* from, float* keep, float
   into[1] = into[1] * *keep + from[1] * *take;
 }
 
-static void decode_fold(const DecodeCall& call, float* into, const float* partial) {
+static void decode_fold(const AttentionCall& call, float* into, const float* partial) {
   for (int64_t part = 0; part < call.parts; ++part) {
     for (int64_t r = 0; r < call.rows; ++r) {
       float* to = row_stats(call, into, part, r);
@@ -507,73 +491,32 @@ static inline float add_sink(float* stats, float sink) {
 }
 
 RADAR_INLINE double log_sum(const float* stats) {
+  if (stats[1] == 0.0f) return -kInfinity;
   return (double)reference_point(stats[0]) + __builtin_log((double)stats[1]);
 }
 
-// 1 / (1 + e^-x)
-RADAR_INLINE double sigmoid(double x) { return 1.0 / (1.0 + __builtin_exp(-x)); }
-
-// The factors of the rest's and of the anchored keys' unnormalised values, and the mass on the
-// anchored keys before steering.
-static inline float part_factors(const DecodeCall& call, int64_t batch, int64_t head,
-                                 const float* rest, const float* anchored, float* rest_factor,
-                                 float* anchored_factor) {
-  *rest_factor = rest[1] == 0.0f ? 0.0f : 1.0f / rest[1];
-  *anchored_factor = 0.0f;
-  const bool factors = call.anchor_factors && call.bias;
-  if (anchored[1] == 0.0f && !(factors && anchored[3] != 0.0f)) return 0.0f;
-  *anchored_factor = anchored[1] == 0.0f ? 0.0f : 1.0f / anchored[1];
-  if (rest[1] == 0.0f) return 1.0f;
-  const double before = log_sum(factors ? anchored + 2 : anchored) - log_sum(rest);
-  double after = factors ? log_sum(anchored) - log_sum(rest) : before;
-  if (call.target_mass) {
-    const double target = call.target_mass[batch * call.target_stride + head];
-    const double wanted = __builtin_log(target) - __builtin_log1p(-target);
-    if (call.target_exact || before < wanted) after = wanted;
-  } else if (call.bias && !factors) {
-    after += (double)call.bias[batch * call.bias_stride + head];
-  }
-  const double steered = sigmoid(after);
-  *anchored_factor = (float)(steered * (double)*anchored_factor);
-  *rest_factor = (float)(sigmoid(-after) * (double)*rest_factor);
-  return (float)sigmoid(before);
-}
+RADAR_INLINE float inverse(float sum) { return sum == 0.0f ? 0.0f : 1.0f / sum; }
 
 template <class T>
-static void decode_finish(const DecodeCall& call, int64_t batch, int64_t kv_head,
+static void decode_finish(const AttentionCall& call, int64_t batch, int64_t kv_head,
                           const float* partial) {
-  using Storage = typename T::Storage;
   const int64_t group = call.heads / call.kv_heads;
   for (int64_t r = 0; r < call.rows; ++r) {
-    const int64_t head = kv_head * group + r / call.queries;
-    float stats[kStats];
-    __builtin_memcpy(stats, row_stats(call, (float*)partial, 0, r), sizeof stats);
-    const float keep = call.sinks ? add_sink(stats, call.sinks[head]) : 1.0f;
-    float factor[2] = {stats[1] == 0.0f ? 0.0f : 1.0f / stats[1], 0.0f};
-    float mass = 0.0f;
-    if (call.parts == 2) {
-      mass = part_factors(call, batch, head, stats, row_stats(call, (float*)partial, 1, r),
-                          &factor[0], &factor[1]);
+    const OutputRow row = {batch, kv_head * group + r / call.queries, r % call.queries};
+    float rest[kStats];
+    __builtin_memcpy(rest, row_stats(call, (float*)partial, 0, r), sizeof rest);
+    const float keep = call.sinks ? add_sink(rest, call.sinks[row.head]) : 1.0f;
+    const float* rest_values = row_values(call, (float*)partial, 0, r);
+    if (call.parts == 1) {
+      finish_plain<T>(call, row, rest_values, keep * inverse(rest[1]));
+      continue;
     }
-    factor[0] *= keep;
-    const int64_t query = r % call.queries;
-    if (call.mass) call.mass[(batch * call.heads + head) * call.queries + query] = mass;
-    Storage* out = (Storage*)call.out +
-                   ((batch * call.queries + query) * call.heads + head) * call.value_dim;
-    const float* rest = row_values(call, (float*)partial, 0, r);
-    const float* anchored = call.parts == 2 ? row_values(call, (float*)partial, 1, r) : nullptr;
-    for (int64_t d = 0; d < call.value_dim; d += kPair) {
-      Pair pair = {load(rest + d) * factor[0], load(rest + d + W) * factor[0]};
-      if (anchored) {
-        pair.a += load(anchored + d) * factor[1];
-        pair.b += load(anchored + d + W) * factor[1];
-      }
-      if (d + kPair <= call.value_dim) {
-        T::store_pair(out + d, pair);
-      } else {
-        T::store_part(out + d, call.value_dim - d, pair);
-      }
-    }
+    const float* anchored = row_stats(call, (float*)partial, 1, r);
+    const bool factors = call.anchor_factors && call.bias;
+    const PartSums sums = {log_sum(rest), log_sum(anchored),
+                           factors ? log_sum(anchored + 2) : log_sum(anchored)};
+    finish_parts<T>(call, row, sums, rest_values, keep * inverse(rest[1]),
+                    row_values(call, (float*)partial, 1, r), inverse(anchored[1]));
   }
 }
 

@@ -3,11 +3,13 @@
 
 #include "simd.h"
 
+#include "attention_epilogue.h"
 #include "dot_rows.h"
 
 #include "decode_attention_kernel.h"
 #include "linear_rows_kernel.h"
 #include "merge_parts_kernel.h"
+#include "prefill_attention_kernel.h"
 
 #define RADAR_STRING_(x) #x
 #define RADAR_STRING(x) RADAR_STRING_(x)
@@ -22,6 +24,12 @@ const Kernels* RADAR_JOIN(kernels_, RADAR_ISA_NAME)() {
       RADAR_STRING(RADAR_ISA_NAME),
       {isa::decode_kernels<isa::Float32>(), isa::decode_kernels<isa::BFloat16>(),
        isa::decode_kernels<isa::Float16>()},
+      {isa::prefill_kernels<isa::Float32, isa::Float32>(),
+       isa::prefill_kernels<isa::BFloat16, isa::BFloat16>(),
+       isa::prefill_kernels<isa::Float16, isa::Float16>()},
+      {isa::prefill_kernels<isa::Float32, isa::Float32>(),
+       isa::prefill_kernels<isa::BFloat16, isa::Float32>(),
+       isa::prefill_kernels<isa::Float16, isa::Float32>()},
       {isa::linear_kernels<isa::Float32>(), isa::linear_kernels<isa::BFloat16>(),
        isa::linear_kernels<isa::Float16>()},
       {isa::merge_row<isa::Float32>, isa::merge_row<isa::BFloat16>,

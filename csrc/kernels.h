@@ -14,13 +14,18 @@ constexpr int kTypes = 3;
 // every query row of the group reads them.
 constexpr int64_t kTileKeys = 64;
 
-// One call of decode_attention. Strides count elements; broadcast dimensions have stride 0.
-struct DecodeCall {
+// One call of an attention operator. Strides count elements; broadcast dimensions have stride 0.
+struct AttentionCall {
   const void* query;
   const void* key;
   const void* value;
-  void* out;    // [batch, queries, heads, value_dim], contiguous
-  float* mass;  // [batch, heads, queries] or null
+  // The outputs: [batch, queries, heads, value_dim] and [batch, heads, queries], contiguous. Either
+  // `out` is everything, and `mass` may be null; or, in a partition, `out` is the rest.
+  void* out;
+  float* mass;
+  void* anchored_out;
+  float* anchored_lse;
+  float* rest_lse;
   int64_t batch, heads, kv_heads, queries, keys, key_dim, value_dim;
   int64_t query_stride[3];  // batch, head, query
   int64_t key_stride[3];    // batch, head, key
@@ -48,6 +53,19 @@ struct DecodeCall {
   // 1, or 2 for two-part accumulation: part 0 is the rest, part 1 the anchored keys.
   int64_t parts;
   int64_t rows;  // query rows that share a kv head: heads / kv_heads * queries
+
+  int64_t length(int64_t row) const {
+    return key_lengths ? key_lengths[row * key_lengths_stride] : keys;
+  }
+  // The first and one past the last key that query token i of a row may see, before any mask.
+  int64_t first_key(int64_t row, int64_t i) const {
+    const int64_t first = window ? length(row) - queries + i - window + 1 : 0;
+    return first > 0 ? first : 0;
+  }
+  int64_t last_key(int64_t row, int64_t i) const {
+    const int64_t last = causal ? length(row) - queries + i + 1 : length(row);
+    return last > 0 ? last : 0;
+  }
 };
 
 // The rows of one (batch, kv head) over some keys, unnormalised: kStats floats a row and part
@@ -55,12 +73,54 @@ struct DecodeCall {
 constexpr int64_t kStats = 4;
 
 struct DecodeKernels {
-  int64_t (*scratch_bytes)(const DecodeCall&);
-  int64_t (*partial_floats)(const DecodeCall&);
-  void (*chunk)(const DecodeCall&, int64_t batch, int64_t kv_head, int64_t begin, int64_t end,
+  int64_t (*scratch_bytes)(const AttentionCall&);
+  int64_t (*partial_floats)(const AttentionCall&);
+  void (*chunk)(const AttentionCall&, int64_t batch, int64_t kv_head, int64_t begin, int64_t end,
                 float* partial, void* scratch);
-  void (*fold)(const DecodeCall&, float* into, const float* partial);
-  void (*finish)(const DecodeCall&, int64_t batch, int64_t kv_head, const float* partial);
+  void (*fold)(const AttentionCall&, float* into, const float* partial);
+  void (*finish)(const AttentionCall&, int64_t batch, int64_t kv_head, const float* partial);
+};
+
+// Query rows whose tiles of scores are computed together: some tokens of some heads of one group,
+// head by head.
+struct RowBlock {
+  int64_t batch, kv_head, head, heads, token, tokens;
+  int64_t rows() const { return heads * tokens; }
+};
+
+// The scores of a row block against some keys, `columns` a multiple of kColumnStep; a row starts
+// every kBlockKeys floats.
+struct ScoreTile {
+  float* scores;
+  int64_t start;  // its first key
+  int64_t columns;
+};
+
+// Keys of one packed block, and the steps in which tiles of it begin and end.
+constexpr int64_t kBlockKeys = 256;
+constexpr int64_t kColumnStep = 64;
+
+struct PrefillKernels {
+  int64_t element_bytes;  // of what the matrix products read
+  int64_t pair;           // key_dim and value_dim are filled up to a multiple of it when packed
+  // Of one block of keys from `start` on: [key_dim, kBlockKeys] and [kBlockKeys, value_dim] as the
+  // matrix products read them; 0 for keys from `end` on and where `readable` (or null) is 0.
+  void (*pack_keys)(const AttentionCall&, int64_t batch, int64_t kv_head, int64_t start,
+                    int64_t end, const uint8_t* readable, void* to);
+  void (*pack_values)(const AttentionCall&, int64_t batch, int64_t kv_head, int64_t start,
+                      int64_t end, const uint8_t* readable, void* to);
+  void (*pack_queries)(const AttentionCall&, const RowBlock&, void* to);
+  // Scale, softcap and mask, in place.
+  void (*adjust)(const AttentionCall&, const RowBlock&, const ScoreTile&);
+  // Softmax weights of the tile's columns begin..end, [rows, kBlockKeys]; stats and values, what
+  // the rows have gathered so far, shrink to the new maximum. `added` (or null) is one term a key:
+  // added as it is, or as a factor of the bias.
+  void (*weights)(const AttentionCall&, const RowBlock&, const ScoreTile&, bool adjusted,
+                  int64_t begin, int64_t end, const float* added, bool factors, float* stats,
+                  void* weights, float* values);
+  // Stats and values [rows, value_dim] of the parts to the outputs.
+  void (*finish)(const AttentionCall&, const RowBlock&, const float* const* stats,
+                 const float* const* values);
 };
 
 // One call of linear_rows: out[r, o] = sum_i input[r, i] * weight[o, i] + bias[o].
@@ -85,6 +145,8 @@ using MergeRow = void (*)(const void* first, const void* second, float share, in
 struct Kernels {
   const char* name;
   DecodeKernels decode[kTypes];
+  PrefillKernels prefill[kTypes];          // products of the elements themselves
+  PrefillKernels prefill_single[kTypes];   // products of their float32 values
   LinearKernels linear[kTypes];
   MergeRow merge_row[kTypes];
 };

@@ -5,13 +5,18 @@
 
 #include "dispatch.h"
 #include "operators.h"
+#include "prefill_attention.h"
 
 TORCH_LIBRARY(radar_cpp, library) {
   library.def(
-      "decode_attention(Tensor query, Tensor key, Tensor value, Tensor? anchors, Tensor? bias, "
+      "anchor_attention(Tensor query, Tensor key, Tensor value, Tensor? anchors, Tensor? bias, "
       "Tensor? target_mass, bool target_exact, Tensor? mask, Tensor? key_lengths, bool causal, "
       "float scale, int? window, float? softcap, Tensor? sinks, bool return_mass) "
       "-> (Tensor, Tensor)");
+  library.def(
+      "partition_attention(Tensor query, Tensor key, Tensor value, Tensor anchors, Tensor? mask, "
+      "Tensor? key_lengths, bool causal, float scale, int? window, float? softcap, Tensor? sinks) "
+      "-> (Tensor, Tensor, Tensor, Tensor)");
   library.def("linear_rows(Tensor input, Tensor weight, Tensor? bias) -> Tensor");
   library.def(
       "merge_parts(Tensor first, Tensor first_lse, Tensor second, Tensor second_lse) "
@@ -22,11 +27,16 @@ TORCH_LIBRARY(radar_cpp, library) {
               [](const std::string& name) { return radar::has_instruction_set(name.c_str()); });
   library.def("use_instruction_set(str name) -> ()",
               [](const std::string& name) { radar::use_instruction_set(name.c_str()); });
+  library.def("prefill_absent() -> str", []() {
+    const char* reason = radar::prefill_absent();
+    return std::string(reason ? reason : "");
+  });
   library.def("instruction_set() -> str", []() { return std::string(radar::kernels().name); });
 }
 
 TORCH_LIBRARY_IMPL(radar_cpp, CPU, library) {
-  library.impl("decode_attention", radar::decode_attention);
+  library.impl("anchor_attention", radar::anchor_attention);
+  library.impl("partition_attention", radar::partition_attention);
   library.impl("linear_rows", radar::linear_rows);
   library.impl("merge_parts", radar::merge_parts);
 }

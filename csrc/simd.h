@@ -209,11 +209,13 @@ RADAR_INLINE void store_part_copied(typename T::Storage* p, int64_t count, Pair 
 
 struct Float32 {
   typedef float Storage;
+  static constexpr bool kSplitsPairs = false;  // whether a pair holds even and odd elements
   RADAR_INLINE Pair load_pair(const float* p) { return {load(p), load(p + W)}; }
   RADAR_INLINE void store_pair(float* p, Pair pair) {
     store(p, pair.a);
     store(p + W, pair.b);
   }
+  RADAR_INLINE void store_weights(float* p, Pair pair) { store_pair(p, pair); }
 #if RADAR_VECTOR_BYTES == 64
   RADAR_INLINE Pair load_part(const float* p, int64_t count) {
     const uint32_t lanes = (uint32_t)((1ull << count) - 1);
@@ -233,6 +235,7 @@ struct Float32 {
 
 struct BFloat16 {
   typedef uint16_t Storage;
+  static constexpr bool kSplitsPairs = true;
   RADAR_INLINE Pair split(VectorU words) {
     return {(Vector)(words << 16), (Vector)(words & 0xffff0000u)};
   }
@@ -241,6 +244,12 @@ struct BFloat16 {
     const VectorU bits = (VectorU)x;
     const VectorU rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
     return (VectorU)select(x == x, (Vector)rounded, (Vector)(bits | 0x400000u));
+  }
+  // Softmax weights: positive, so halves may be rounded up; NaN stays NaN.
+  RADAR_INLINE void store_weights(uint16_t* p, Pair pair) {
+    const VectorU words = (((VectorU)pair.a + 0x8000u) >> 16) |
+                          (((VectorU)pair.b + 0x8000u) & 0xffff0000u);
+    __builtin_memcpy(p, &words, sizeof words);
   }
   RADAR_INLINE Pair load_pair(const uint16_t* p) { return split(load_words(p)); }
   RADAR_INLINE void store_pair(uint16_t* p, Pair pair) {
@@ -273,6 +282,7 @@ struct BFloat16 {
 
 struct Float16 {
   typedef uint16_t Storage;
+  static constexpr bool kSplitsPairs = false;
 #if RADAR_VECTOR_BYTES == 64
   RADAR_INLINE Vector load_half(const uint16_t* p) {
     return (Vector)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
@@ -337,6 +347,7 @@ struct Float16 {
     store_half(p, pair.a);
     store_half(p + W, pair.b);
   }
+  RADAR_INLINE void store_weights(uint16_t* p, Pair pair) { store_pair(p, pair); }
 #if RADAR_VECTOR_BYTES != 64
   RADAR_INLINE Pair load_part(const uint16_t* p, int64_t count) {
     return load_part_copied<Float16>(p, count);

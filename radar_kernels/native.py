@@ -28,19 +28,31 @@ def absent() -> str | None:
         torch.ops.radar_cpp.instruction_set()
     except (OSError, RuntimeError) as error:
         return f"the C++ operators do not load ({error}); install radar-kernels again"
-    torch.library.register_fake("radar_cpp::decode_attention", _fake_decode_attention)
+    torch.library.register_fake("radar_cpp::anchor_attention", _fake_anchor_attention)
+    torch.library.register_fake("radar_cpp::partition_attention", _fake_partition_attention)
     torch.library.register_fake("radar_cpp::linear_rows", _fake_linear_rows)
     torch.library.register_fake("radar_cpp::merge_parts", _fake_merge_parts)
     return None
 
 
-def _fake_decode_attention(
+def _fake_anchor_attention(
     query: Tensor, key: Tensor, value: Tensor, *arguments: object
 ) -> tuple[Tensor, Tensor]:
+    size = query.shape[:3] if arguments[-1] else (0,)
+    return _token_major(query, value), query.new_empty(size, dtype=torch.float32)
+
+
+def _fake_partition_attention(
+    query: Tensor, key: Tensor, value: Tensor, *arguments: object
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    anchored, rest = _token_major(query, value), _token_major(query, value)
+    anchored_lse, rest_lse = (query.new_empty(query.shape[:3], dtype=torch.float32) for _ in "ar")
+    return anchored, anchored_lse, rest, rest_lse
+
+
+def _token_major(query: Tensor, value: Tensor) -> Tensor:
     batch, heads, tokens, _ = query.shape
-    out = query.new_empty(batch, tokens, heads, value.shape[3]).transpose(1, 2)
-    size = (batch, heads, tokens) if arguments[-1] else (0,)
-    return out, query.new_empty(size, dtype=torch.float32)
+    return query.new_empty(batch, tokens, heads, value.shape[3]).transpose(1, 2)
 
 
 def _fake_linear_rows(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

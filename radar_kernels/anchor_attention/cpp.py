@@ -1,7 +1,10 @@
-"""Anchor attention on CPUs for one to eight query tokens, in C++.
+"""Anchor attention on CPUs, in C++.
 
-One pass over the keys and values serves all query heads of a group and all query tokens. A row's
-result depends on that row alone: not on its batch and not on the number of threads.
+Up to eight query tokens are served by one pass over the keys and values for all query heads of a
+group. More go tile by tile over oneDNN's matrix products (AMX or AVX-512 where the CPU has them),
+with the bias, masks and the softmax fused between them, so that a bias costs nothing beside plain
+attention. A row's result depends on that row alone: not on its batch and not on the number of
+threads.
 """
 
 import torch
@@ -11,13 +14,14 @@ from radar_kernels import native
 from radar_kernels.anchor_attention.arguments import AnchorAttentionArguments
 from radar_kernels.backends import needs_gradient
 
-MOST_QUERIES = 8
+_FEW_QUERIES = 8
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 absent = native.absent
 
 if absent() is None:
-    _decode = torch.ops.radar_cpp.decode_attention.default
+    _attend = torch.ops.radar_cpp.anchor_attention.default
+    _prefill_absent = torch.ops.radar_cpp.prefill_absent()
 
 
 def unsupported(arguments: AnchorAttentionArguments) -> str | None:
@@ -32,10 +36,11 @@ def unsupported(arguments: AnchorAttentionArguments) -> str | None:
     query = arguments.query
     if query.device.type != "cpu":
         return f"it runs on the CPU only, these tensors are on {query.device}"
-    if query.shape[2] > MOST_QUERIES:
-        return f"it takes at most {MOST_QUERIES} query tokens, got {query.shape[2]}"
-    if query.shape[2] == 0:
+    tokens = query.shape[2]
+    if tokens == 0:
         return "it needs at least one query token"
+    if tokens > _FEW_QUERIES and _prefill_absent:
+        return f"more than {_FEW_QUERIES} query tokens need oneDNN: {_prefill_absent}"
     if query.dtype not in _DTYPES:
         return f"it takes float32, bfloat16 and float16, got {query.dtype}"
     if needs_gradient(arguments):
@@ -53,7 +58,7 @@ def run(arguments: AnchorAttentionArguments) -> tuple[Tensor, Tensor | None]:
         ``[B, Hq, q, Dv]`` in the dtype of the query (stored as ``[B, q, Hq, Dv]``), and the mass
         on the anchors before steering, float32 ``[B, Hq, q]``, or None if it was not asked for.
     """
-    out, mass = _decode(
+    out, mass = _attend(
         arguments.query,
         arguments.key,
         arguments.value,

@@ -1,4 +1,7 @@
-"""The C++ decode attention on every instruction set of this machine, against float64."""
+"""The C++ attention on every instruction set of this machine, against float64.
+
+Up to eight query tokens are decode, more are prefill: the tests go through both.
+"""
 
 import ctypes
 import math
@@ -41,14 +44,14 @@ def tensors(
     return query, key, value, anchors
 
 
-def decode(*tensors, **options):
+def attend(*tensors, **options):
     return anchor_attention(*tensors, backend="cpp", **options)
 
 
 def check(query, key, value, anchors, **options):
     """One call with and one without the mass, both within the budget of float64."""
-    out, mass = decode(query, key, value, anchors, return_mass=True, **options)
-    alone = decode(query, key, value, anchors, **options)
+    out, mass = attend(query, key, value, anchors, return_mass=True, **options)
+    alone = attend(query, key, value, anchors, **options)
     expected = attention_oracle(query, key, value, anchors, **options)
     limits = torch.finfo(query.dtype)
     budget = expected.out_budget + limits.smallest_normal * limits.eps  # subnormal results
@@ -71,17 +74,18 @@ def test_the_library_is_built_and_preferred_on_the_cpu():
     assert SETS[-1] == "baseline"
     query, key, value, anchors = tensors()
     automatic = anchor_attention(query, key, value, anchors, bias=1.0)
-    assert torch.equal(automatic, decode(query, key, value, anchors, bias=1.0))
+    assert torch.equal(automatic, attend(query, key, value, anchors, bias=1.0))
 
 
 @pytest.mark.parametrize("size", [64, 80, 96, 128, 256])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_head_sizes(every_set, dtype, size):
-    check(*tensors(rows=1, keys=70, size=size, dtype=dtype), bias=1.5)
+@pytest.mark.parametrize("tokens", [1, 11])
+def test_head_sizes(every_set, tokens, dtype, size):
+    check(*tensors(rows=1, keys=70, tokens=tokens, size=size, dtype=dtype), bias=1.5)
 
 
 @pytest.mark.parametrize("group", [1, 2, 3, 4, 5, 7, 8, 9])
-@pytest.mark.parametrize("tokens", [1, 3])
+@pytest.mark.parametrize("tokens", [1, 3, 17])
 def test_query_heads_of_a_group(every_set, group, tokens):
     given = tensors(rows=1, heads=2 * group, tokens=tokens, keys=66, size=32, value_size=48)
     check(*given, bias=torch.linspace(-2, 3, 2 * group), causal=True)
@@ -124,43 +128,66 @@ FEATURES = {
 
 
 @pytest.mark.parametrize("feature", FEATURES)
-@pytest.mark.parametrize("tokens", [1, 4])
+@pytest.mark.parametrize("tokens", [1, 4, 70])
 def test_features(every_set, feature, tokens):
     check(*tensors(tokens=tokens, size=32), **FEATURES[feature])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"bias": torch.linspace(-3, 3, 6)},
+        {"bias": 1.0, "window": 130},
+        {"target_mass": 0.4, "sinks": torch.linspace(-2, 4, 6)},
+        {"target_mass": 0.4, "key_lengths": torch.tensor([520, 380])},
+    ],
+)
+def test_prefill_over_several_blocks(every_set, dtype, options):
+    check(*tensors(2, 6, 2, 150, 530, 24, 40, dtype), causal=True, **options)
 
 
 MASKS = {
     "[B, k]": (2, 150),
     "row": (2, 1, 1, 150),
     "head": (1, 6, 1, 150),
-    "query": (1, 1, 4, 150),
-    "full": (2, 6, 4, 150),
+    "query": (1, 1, "tokens", 150),
+    "full": (2, 6, "tokens", 150),
 }
 
 
 @pytest.mark.parametrize("shape", MASKS)
 @pytest.mark.parametrize("options", [{"bias": 2.0}, {"target_mass": 0.5, "causal": True}])
-def test_masks(every_set, shape, options):
-    mask = torch.rand(MASKS[shape], generator=torch.Generator().manual_seed(1)) < 0.5
+@pytest.mark.parametrize("tokens", [4, 24])
+def test_masks(every_set, tokens, shape, options):
+    sizes = [tokens if size == "tokens" else size for size in MASKS[shape]]
+    mask = torch.rand(sizes, generator=torch.Generator().manual_seed(1)) < 0.5
     mask[..., :70] = False  # a whole tile
-    check(*tensors(tokens=4, size=32), mask=mask, **options)
+    given = tensors(tokens=tokens, size=32)
+    check(*given, mask=mask, **options)
+    strided = mask.repeat_interleave(2, -1)[..., ::2]
+    assert torch.equal(
+        attend(*given, mask=strided, **options), attend(*given, mask=mask, **options)
+    )
 
 
 @pytest.mark.parametrize("options", [{}, {"bias": 0.7}])
-def test_float_anchors_are_factors_of_the_bias(every_set, options):
-    query, key, value, anchors = tensors(tokens=2, size=32)
+@pytest.mark.parametrize("tokens", [2, 12])
+def test_float_anchors_are_factors_of_the_bias(every_set, tokens, options):
+    query, key, value, anchors = tensors(tokens=tokens, size=32)
     factors = torch.where(anchors, torch.linspace(-2, 2, 150), torch.zeros(()))
     check(query, key, value, factors, **options)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(data=st.data())
 def test_any_call(data):
     draw = data.draw
     group, key_heads = draw(st.integers(1, 8)), draw(st.integers(1, 3))
-    rows, tokens = draw(st.integers(1, 3)), draw(st.integers(1, 8))
+    rows, tokens = draw(st.integers(1, 3)), draw(st.sampled_from([1, 2, 3, 5, 8, 9, 20, 33]))
     keys = draw(st.one_of(st.integers(1, 140), st.sampled_from([255, 257, 600])))
     heads = group * key_heads
+    keys = min(keys, 4000 // tokens)  # the oracle takes one query at a time
     query, key, value, anchors = tensors(
         rows,
         heads,
@@ -199,24 +226,30 @@ def test_any_call(data):
 
 
 @pytest.mark.parametrize("poison", [math.nan, math.inf])
-@pytest.mark.parametrize("options", [{"bias": 1.0}, {"target_mass": 0.5}, {"causal": True}])
+@pytest.mark.parametrize(
+    "options",
+    [{"bias": 1.0}, {"target_mass": 0.5}, {"causal": True}, {"causal": True, "window": 40}],
+)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_what_may_not_be_attended_to_does_not_leak(every_set, dtype, options, poison):
-    query, key, value, anchors = tensors(tokens=3, size=40, dtype=dtype)
+@pytest.mark.parametrize("tokens", [3, 21])
+def test_what_may_not_be_attended_to_does_not_leak(every_set, tokens, dtype, options, poison):
+    query, key, value, anchors = tensors(tokens=tokens, size=40, dtype=dtype)
     mask = torch.rand(2, 1, 1, 150, generator=torch.Generator().manual_seed(2)) < 0.6
     lengths = torch.tensor([131, 70])
     hidden = ~mask.expand(2, 2, 1, 150).squeeze(2) | (torch.arange(150) >= lengths[:, None, None])
-    clean = decode(query, key, value, anchors, mask=mask, key_lengths=lengths, **options)
+    if "window" in options:
+        hidden |= torch.arange(150) <= (lengths - tokens - 40)[:, None, None]
+    clean = attend(query, key, value, anchors, mask=mask, key_lengths=lengths, **options)
     for one in (key, value):
         one[hidden] = poison
-    dirty = decode(query, key, value, anchors, mask=mask, key_lengths=lengths, **options)
+    dirty = attend(query, key, value, anchors, mask=mask, key_lengths=lengths, **options)
     assert torch.equal(clean, dirty) and bool(dirty.isfinite().all())
 
 
 def test_a_key_that_only_some_queries_see_stays_out_of_the_others(every_set):
     query, key, value, anchors = tensors(tokens=4, size=32)
     value[:, :, -1] = math.nan
-    out = decode(query, key, value, anchors, bias=1.0, causal=True)
+    out = attend(query, key, value, anchors, bias=1.0, causal=True)
     assert bool(out[:, :, :3].isfinite().all()) and bool(out[:, :, 3].isnan().all())
 
 
@@ -224,80 +257,84 @@ def test_nan_in_what_is_attended_to_comes_out(every_set):
     query, key, value, anchors = tensors()
     key[0, 0, 100, 3] = math.nan
     value[1, 1, 20, 5] = math.nan
-    out = decode(query, key, value, anchors, bias=1.0)
+    out = attend(query, key, value, anchors, bias=1.0)
     assert bool(out[0, :3].isnan().all()) and bool(out[0, 3:].isfinite().all())
     assert out[1].isnan().sum() == 3 and bool(out[1, 3:, 0, 5].isnan().all())
 
 
-def test_rows_that_may_attend_to_nothing_are_zero(every_set):
-    query, key, value, anchors = tensors(tokens=2)
+@pytest.mark.parametrize("tokens", [2, 19])
+def test_rows_that_may_attend_to_nothing_are_zero(every_set, tokens):
+    query, key, value, anchors = tensors(tokens=tokens)
     lengths = torch.tensor([0, 1])
     for options in ({}, {"sinks": torch.zeros(6)}):
-        out, mass = decode(
+        out, mass = attend(
             query, key, value, anchors, bias=1.0, causal=True, key_lengths=lengths,
             return_mass=True, **options,
         )  # fmt: skip
         assert out[0].eq(0).all() and mass[0].eq(0).all()
-        assert out[1, :, 0].eq(0).all() and out[1, :, 1].ne(0).all()
-    none = decode(query, key[:, :, :0], value[:, :, :0], anchors[:, :0])
-    assert none.shape == (2, 6, 2, 64) and none.eq(0).all()
+        assert out[1, :, :-1].eq(0).all() and out[1, :, -1].ne(0).all()
+    none = attend(query, key[:, :, :0], value[:, :, :0], anchors[:, :0])
+    assert none.shape == (2, 6, tokens, 64) and none.eq(0).all()
 
 
 def test_one_key(every_set):
     query, key, value, _ = tensors(keys=1)
     anchors = torch.ones(2, 1, dtype=torch.bool)
-    out, mass = decode(query, key, value, anchors, target_mass=0.2, return_mass=True)
+    out, mass = attend(query, key, value, anchors, target_mass=0.2, return_mass=True)
     assert torch.equal(out, value.repeat_interleave(3, 1)) and mass.eq(1).all()
 
 
 @pytest.mark.parametrize(
     "options", [{"bias": 1.0}, {"target_mass": 0.3}, {"bias": 1.0, "window": 300}]
 )
-@pytest.mark.parametrize("tokens", [1, 3])
+@pytest.mark.parametrize("tokens", [1, 3, 25])
 def test_a_row_does_not_depend_on_its_batch(every_set, tokens, options):
     options = {"causal": True, "key_lengths": torch.tensor([700, 30, 0, 411, 257, 700]), **options}
     query, key, value, anchors = tensors(6, 12, 4, tokens, keys=700)
-    together = decode(query, key, value, anchors, **options)
+    together = attend(query, key, value, anchors, **options)
     for row in range(6):
         options["key_lengths"] = torch.tensor([700, 30, 0, 411, 257, 700])[row : row + 1]
         one = (x[row : row + 1] for x in (query, key, value, anchors))
-        assert torch.equal(decode(*one, **options)[0], together[row])
+        assert torch.equal(attend(*one, **options)[0], together[row])
 
 
-def test_a_row_does_not_depend_on_the_number_of_threads(every_set):
-    given = tensors(heads=4, keys=3000)
+@pytest.mark.parametrize("tokens", [1, 200])
+def test_a_row_does_not_depend_on_the_number_of_threads(every_set, tokens):
+    given = tensors(heads=4, tokens=tokens, keys=3000)
     before = torch.get_num_threads()
     results = []
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            results.append(decode(*given, target_mass=0.4))
+            results.append(attend(*given, target_mass=0.4))
     finally:
         torch.set_num_threads(before)
     assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
 
 
-def test_python_threads_do_not_disturb_each_other(every_set):
-    calls = [tensors(keys=200 + 90 * i, size=32 + 16 * i, seed=i) for i in range(6)]
-    alone = [decode(*one, bias=1.0) for one in calls]
+@pytest.mark.parametrize("tokens", [1, 30])
+def test_python_threads_do_not_disturb_each_other(every_set, tokens):
+    calls = [tensors(tokens=tokens, keys=200 + 90 * i, size=32 + 16 * i, seed=i) for i in range(6)]
+    alone = [attend(*one, bias=1.0) for one in calls]
     with ThreadPoolExecutor(6) as pool:
         for _ in range(5):
-            together = list(pool.map(lambda one: decode(*one, bias=1.0), calls))
+            together = list(pool.map(lambda one: attend(*one, bias=1.0), calls))
             assert all(map(torch.equal, alone, together))
 
 
 @pytest.mark.parametrize("keys", [4097, 131072])
 def test_long_rows(every_set, keys):
     query, key, value, anchors = tensors(1, 3, 1, 1, keys, 16)
-    out = decode(query, key, value, anchors, bias=4.0)
+    out = attend(query, key, value, anchors, bias=4.0)
     expected = dense(query, key, value, 4.0 * anchors[:, None, None])
     assert_within(out, expected, 2e-6)
 
 
-def test_layouts(every_set):
+@pytest.mark.parametrize("tokens", [2, 10])
+def test_layouts(every_set, tokens):
     """Token-major caches, expanded batches and views with gaps give what packed ones give."""
-    query, key, value, anchors = tensors(tokens=2)
-    expected = decode(query, key, value, anchors, bias=1.0)
+    query, key, value, anchors = tensors(tokens=tokens)
+    expected = attend(query, key, value, anchors, bias=1.0)
 
     def token_major(x: Tensor) -> Tensor:
         return x.transpose(1, 2).contiguous().transpose(1, 2)
@@ -309,9 +346,9 @@ def test_layouts(every_set):
 
     for changed in (token_major, with_gaps):
         given = [changed(x) for x in (query, key, value)]
-        assert torch.equal(decode(*given, anchors, bias=1.0), expected)
+        assert torch.equal(attend(*given, anchors, bias=1.0), expected)
     one_row = [x[:1].expand(2, -1, -1, -1) for x in (query, key, value)]
-    shared = decode(*one_row, anchors[:1].expand(2, -1), bias=1.0)
+    shared = attend(*one_row, anchors[:1].expand(2, -1), bias=1.0)
     assert torch.equal(shared[0], expected[0]) and torch.equal(shared[1], expected[0])
 
 
@@ -329,27 +366,29 @@ def before_unreadable_memory(tensor: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_nothing_beyond_the_tensors_is_read(every_set, dtype):
+@pytest.mark.parametrize("tokens", [2, 13])
+def test_nothing_beyond_the_tensors_is_read(every_set, tokens, dtype):
     for size, value_size in ((64, 64), (37, 13)):
-        given = tensors(1, 6, 2, 2, 131, size, value_size, dtype)
-        mask = torch.rand(1, 1, 2, 131) < 0.9
+        given = tensors(1, 6, 2, tokens, 131, size, value_size, dtype)
+        mask = torch.rand(1, 1, tokens, 131) < 0.9
         guarded = [before_unreadable_memory(one) for one in given]
         bias = torch.linspace(-1, 1, 6)
         for options in ({"bias": bias}, {"target_mass": 0.5, "causal": True, "window": 40}):
-            expected = decode(*given, mask=mask, **options)
-            actual = decode(*guarded, mask=before_unreadable_memory(mask), **options)
+            expected = attend(*given, mask=mask, **options)
+            actual = attend(*guarded, mask=before_unreadable_memory(mask), **options)
             assert torch.equal(actual, expected)
 
 
-def test_fresh_memory_is_never_read(every_set):
+@pytest.mark.parametrize("tokens", [1, 15])
+def test_fresh_memory_is_never_read(every_set, tokens):
     """What earlier calls left in the scratch memory and in freed outputs does not come back."""
-    query, key, value, anchors = tensors(keys=700)
-    expected = decode(query, key, value, anchors, target_mass=0.4)
+    query, key, value, anchors = tensors(tokens=tokens, keys=700)
+    expected = attend(query, key, value, anchors, target_mass=0.4)
     poisoned = [torch.full_like(x, math.nan) for x in (query, key, value)]
     for _ in range(3):
-        decode(*poisoned, anchors, target_mass=0.4)
+        attend(*poisoned, anchors, target_mass=0.4)
         torch.full_like(expected, math.nan)
-        assert torch.equal(decode(query, key, value, anchors, target_mass=0.4), expected)
+        assert torch.equal(attend(query, key, value, anchors, target_mass=0.4), expected)
 
 
 def test_wide_logits_stay_accurate(every_set):
@@ -362,7 +401,7 @@ def test_wide_logits_stay_accurate(every_set):
         value = torch.tensor([0.0, 1.0]).view(1, 1, 2, 1)
         gap = float(key[0, 0, 1, 0])  # as float32 holds it
         expected = math.exp(gap) / (1 + math.exp(gap))
-        assert_within(decode(query, key, value, scale=1.0).double().flatten(),
+        assert_within(attend(query, key, value, scale=1.0).double().flatten(),
                       torch.tensor([expected], dtype=torch.float64),
                       3e-7 * expected + 2e-38)  # fmt: skip
 
@@ -371,36 +410,34 @@ def test_gradients_are_refused():
     query, key, value, anchors = tensors()
     key.requires_grad_(True)
     with pytest.raises(ValueError, match="gradients"):
-        decode(query, key, value, anchors)
+        attend(query, key, value, anchors)
     with torch.no_grad():
-        decode(query, key, value, anchors)
+        attend(query, key, value, anchors)
     arguments = (query, key, value, None, None, None, False, None, None, False, 1.0)
     with pytest.raises(RuntimeError, match="computes no gradients"):
-        torch.ops.radar_cpp.decode_attention(*arguments, None, None, None, False)
+        torch.ops.radar_cpp.anchor_attention(*arguments, None, None, None, False)
 
 
 def test_refusals_name_the_reason():
-    query, key, value, anchors = tensors(tokens=9)
-    with pytest.raises(ValueError, match="at most 8 query tokens, got 9"):
-        decode(query, key, value, anchors)
+    query, key, value, _ = tensors(tokens=9)
     double = [x[:, :, :4].double() for x in (query, key, value)]
     with pytest.raises(ValueError, match="float64"):
-        decode(*double)
-    query, key, value, anchors = tensors(keys=20)
+        attend(*double)
+    query, key, value, _anchors = tensors(keys=20)
     with pytest.raises(RuntimeError, match="key_lengths\\[1\\] = 21"):
-        cpp._decode(
+        cpp._attend(
             query, key, value, None, None, None, False, None,
             torch.tensor([3, 21], dtype=torch.int32), False, 1.0, None, None, None, False,
         )  # fmt: skip
 
 
-@pytest.mark.parametrize("tokens", [1, 3])
+@pytest.mark.parametrize("tokens", [1, 3, 12])
 def test_opcheck(tokens):
     query, key, value, anchors = tensors(tokens=tokens)
     bias = torch.ones(1, 6)
     arguments = (query, key, value, anchors, bias, None, False, None, None, True, 0.1)
-    torch.library.opcheck(cpp._decode, (*arguments, 30, 5.0, torch.zeros(6), True))
-    torch.library.opcheck(cpp._decode, (*arguments, None, None, None, False))
+    torch.library.opcheck(cpp._attend, (*arguments, 30, 5.0, torch.zeros(6), True))
+    torch.library.opcheck(cpp._attend, (*arguments, None, None, None, False))
 
 
 def test_the_environment_forces_an_instruction_set():

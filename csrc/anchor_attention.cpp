@@ -10,6 +10,7 @@
 #include "decode_attention.h"
 #include "operators.h"
 #include "prefill_attention.h"
+#include "row_blocks.h"
 
 namespace radar {
 namespace {
@@ -23,7 +24,7 @@ void run(const AttentionCall& call, const Tensor& query) {
     decode_attention(call, kernel_type(query));
     return;
   }
-  const char* reason = prefill_absent();
+  const char* reason = products_absent();
   TORCH_CHECK(!reason, "attention of more than ", kMostDecodeQueries,
               " query tokens cannot run here: ", reason);
   prefill_attention(call, kernel_type(query));

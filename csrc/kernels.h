@@ -118,6 +118,9 @@ struct PrefillKernels {
   void (*weights)(const AttentionCall&, const RowBlock&, const ScoreTile&, bool adjusted,
                   int64_t begin, int64_t end, const float* added, bool factors, float* stats,
                   void* weights, float* values);
+  // to[i] = sum over rows r of rows[r, i] * factors[r]; a row starts every kBlockKeys floats.
+  void (*sum_rows)(const float* rows, const float* factors, int64_t count, int64_t columns,
+                   float* to);
   // Stats and values [rows, value_dim] of the parts to the outputs.
   void (*finish)(const AttentionCall&, const RowBlock&, const float* const* stats,
                  const float* const* values);

@@ -23,6 +23,13 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> partition_attention(
     std::optional<int64_t> window, std::optional<double> softcap,
     const std::optional<at::Tensor>& sinks);
 
+at::Tensor segment_mass(const at::Tensor& query, const at::Tensor& key,
+                        const at::Tensor& segments, int64_t num_segments,
+                        const std::optional<at::Tensor>& mask,
+                        const std::optional<at::Tensor>& key_lengths, bool causal, double scale,
+                        std::optional<int64_t> window, std::optional<double> softcap,
+                        const std::optional<at::Tensor>& sinks);
+
 at::Tensor linear_rows(const at::Tensor& input, const at::Tensor& weight,
                        const std::optional<at::Tensor>& bias);
 

@@ -1,169 +1,20 @@
 // Attention of many query tokens: keys and values are packed once for all query heads of a group,
 // then blocks of query rows go over them tile by tile: scores, online softmax, weighted values.
-// The matrix products are oneDNN's, through torch.
 #include "prefill_attention.h"
-
-#include <ATen/Parallel.h>
-#include <ATen/native/CPUBlas.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <exception>
 #include <limits>
-#include <string>
 
 #include "dispatch.h"
+#include "row_blocks.h"
 
 namespace radar {
 namespace {
 
 // Rows of a block: enough for the products, few enough for their scores to stay in the caches.
 constexpr int64_t kMostRows = 64;
-// Packed keys and values of as many rows of the batch as fit are held at once (at least one row).
-constexpr int64_t kPackedBytes = 64 << 20;
-constexpr int64_t kLine = 64;
-
-int64_t round_up(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
-
-// ---- matrix products ----------------------------------------------------------------------------
-
-using Product = void (*)(int64_t rows, int64_t columns, int64_t inner, const void* a, int64_t lda,
-                         const void* b, int64_t ldb, float* c, int64_t ldc, bool add);
-
-template <class Element>
-void product(int64_t rows, int64_t columns, int64_t inner, const void* a, int64_t lda,
-             const void* b, int64_t ldb, float* c, int64_t ldc, bool add) {
-  at::native::cpublas::brgemm(rows, columns, inner, lda, ldb, ldc, add,
-                              static_cast<const Element*>(a), static_cast<const Element*>(b), c,
-                              sizeof(Element) == 2);
-}
-
-std::string why_no_product() {
-  float a[16 * 16] = {}, b[16 * 16] = {}, c[16 * 16];
-  try {
-    product<float>(16, 16, 16, a, 16, b, 16, c, 16, false);
-    at::native::cpublas::brgemm_release(false);
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "";
-}
-
-struct Engine {
-  const PrefillKernels* kernel;
-  Product product;
-  bool pairs;  // the products read pairs of rows, and hold the core's tiles until released
-};
-
-// Half-precision products where the CPU has them; else of the elements' float32 values.
-Engine engine_for(Type type) {
-  const int index = static_cast<int>(type);
-  if (type == Type::kBFloat16 && at::native::cpublas::could_pack(at::kBFloat16)) {
-    return {&kernels().prefill[index], product<at::BFloat16>, true};
-  }
-  if (type == Type::kFloat16 && at::native::cpublas::could_pack(at::kHalf)) {
-    return {&kernels().prefill[index], product<at::Half>, true};
-  }
-  return {&kernels().prefill_single[index], product<float>, false};
-}
-
-// ---- the layout of a call -----------------------------------------------------------------------
-
-struct Layout {
-  int64_t width, value_width;      // of a packed query or key, and of a value
-  int64_t blocks;                  // of keys
-  int64_t key_bytes, value_bytes;  // of one packed block
-  int64_t tokens, token_blocks;    // of a row block
-  int64_t heads, head_blocks;
-  int64_t element_bytes;
-  int64_t packed_bytes(const AttentionCall& call) const {  // of one row of the batch
-    return call.kv_heads * blocks * (key_bytes + value_bytes);
-  }
-};
-
-Layout lay_out(const AttentionCall& call, const PrefillKernels& kernel) {
-  Layout layout = {};
-  layout.element_bytes = kernel.element_bytes;
-  layout.width = round_up(call.key_dim, kernel.pair);
-  layout.value_width = round_up(call.value_dim, kernel.pair);
-  layout.blocks = (call.keys + kBlockKeys - 1) / kBlockKeys;
-  layout.key_bytes = layout.width * kBlockKeys * layout.element_bytes;
-  layout.value_bytes = layout.value_width * kBlockKeys * layout.element_bytes;
-  const int64_t group = call.heads / call.kv_heads;
-  layout.token_blocks = (call.queries + kMostRows - 1) / kMostRows;
-  layout.tokens = (call.queries + layout.token_blocks - 1) / layout.token_blocks;
-  layout.heads = std::clamp<int64_t>(kMostRows / layout.tokens, 1, group);
-  layout.head_blocks = (group + layout.heads - 1) / layout.heads;
-  return layout;
-}
-
-// The packed keys and values of some rows of the batch, block by block.
-struct Packed {
-  char* memory;
-  int64_t first_row;
-  const Layout* layout;
-  int64_t kv_heads;
-
-  char* keys(int64_t row, int64_t kv_head, int64_t block) const {
-    const int64_t index = ((row - first_row) * kv_heads + kv_head) * layout->blocks + block;
-    return memory + index * (layout->key_bytes + layout->value_bytes);
-  }
-  char* values(int64_t row, int64_t kv_head, int64_t block) const {
-    return keys(row, kv_head, block) + layout->key_bytes;
-  }
-};
-
-// ---- what may be read ---------------------------------------------------------------------------
-
-// Which keys of a block some query of the group may see; false if the mask hides none of them.
-bool find_readable(const AttentionCall& call, int64_t row, int64_t kv_head, int64_t start,
-                   uint8_t* readable) {
-  if (!call.mask) return false;
-  const int64_t keys = std::min(kBlockKeys, call.keys - start);
-  const int64_t group = call.heads / call.kv_heads;
-  const int64_t heads = call.mask_stride[1] ? group : 1;
-  const int64_t queries = call.mask_stride[2] ? call.queries : 1;
-  std::memset(readable, 0, kBlockKeys);
-  for (int64_t head = 0; head < heads; ++head) {
-    for (int64_t query = 0; query < queries; ++query) {
-      // One row for all queries: the last sees the most, whatever causality hides.
-      const int64_t first = queries == 1 ? 0 : call.first_key(row, query) - start;
-      const int64_t last = queries == 1 ? keys : call.last_key(row, query) - start;
-      const uint8_t* mask = call.mask + row * call.mask_stride[0] +
-                            (kv_head * group + head) * call.mask_stride[1] +
-                            query * call.mask_stride[2] + start * call.mask_stride[3];
-      const int64_t end = std::min(last, keys);
-      for (int64_t i = std::max<int64_t>(first, 0); i < end; ++i) {
-        readable[i] |= mask[i * call.mask_stride[3]];
-      }
-    }
-  }
-  return std::memchr(readable, 0, keys) != nullptr;
-}
-
-// Whether the mask hides some of these keys from some row of a block.
-bool mask_cuts(const AttentionCall& call, const RowBlock& block, int64_t start, int64_t keys) {
-  if (!call.mask) return false;
-  const int64_t heads = call.mask_stride[1] ? block.heads : 1;
-  const int64_t tokens = call.mask_stride[2] ? block.tokens : 1;
-  for (int64_t head = 0; head < heads; ++head) {
-    for (int64_t token = 0; token < tokens; ++token) {
-      const uint8_t* mask = call.mask + block.batch * call.mask_stride[0] +
-                            (block.head + head) * call.mask_stride[1] +
-                            (block.token + token) * call.mask_stride[2] +
-                            start * call.mask_stride[3];
-      if (call.mask_stride[3] == 1) {
-        if (std::memchr(mask, 0, keys)) return true;
-      } else {
-        for (int64_t i = 0; i < keys; ++i) {
-          if (!mask[i * call.mask_stride[3]]) return true;
-        }
-      }
-    }
-  }
-  return false;
-}
 
 // ---- anchors of a tile --------------------------------------------------------------------------
 
@@ -283,47 +134,6 @@ void attend_block(const AttentionCall& call, const Layout& layout, const Engine&
   kernel.finish(call, block, scratch.stats, scratch.values);
 }
 
-// ---- threads ------------------------------------------------------------------------------------
-
-template <class Work>
-void on_threads(int64_t items, const Work& work) {
-  const int64_t threads =
-      at::in_parallel_region() ? 1 : std::min<int64_t>(at::get_num_threads(), items);
-  std::atomic<int64_t> next{0};
-  if (threads <= 1) {
-    work(next);
-  } else {
-    at::parallel_for(0, threads, 1, [&](int64_t, int64_t) { work(next); });
-  }
-}
-
-void pack(const AttentionCall& call, const PrefillKernels& kernel, const Packed& packed,
-          int64_t rows) {
-  const int64_t blocks = packed.layout->blocks;
-  const int64_t items = rows * call.kv_heads * blocks;
-  on_threads(items, [&](std::atomic<int64_t>& next) {
-    uint8_t flags[kBlockKeys];
-    for (int64_t item = next++; item < items; item = next++) {
-      const int64_t index = item % blocks, kv_head = item / blocks % call.kv_heads;
-      const int64_t row = packed.first_row + item / blocks / call.kv_heads;
-      const int64_t start = index * kBlockKeys, end = call.last_key(row, call.queries - 1);
-      if (start >= end) continue;
-      const uint8_t* readable = find_readable(call, row, kv_head, start, flags) ? flags : nullptr;
-      // Keys before the first window are never seen either.
-      const int64_t hidden = std::min(call.first_key(row, 0) - start, kBlockKeys);
-      if (hidden > 0) {
-        if (!readable) std::memset(flags, 1, kBlockKeys);
-        std::memset(flags, 0, hidden);
-        readable = flags;
-      }
-      kernel.pack_keys(call, row, kv_head, start, end, readable,
-                       packed.keys(row, kv_head, index));
-      kernel.pack_values(call, row, kv_head, start, end, readable,
-                         packed.values(row, kv_head, index));
-    }
-  });
-}
-
 void attend(const AttentionCall& call, const Layout& layout, const Engine& engine,
             const Packed& packed, int64_t rows) {
   const int64_t heads = call.kv_heads * layout.head_blocks;
@@ -348,31 +158,18 @@ void attend(const AttentionCall& call, const Layout& layout, const Engine& engin
                               std::min(layout.tokens, call.queries - token)};
       attend_block(call, layout, engine, packed, block, scratch, anchors);
     }
-    at::native::cpublas::brgemm_release(engine.pairs);
+    engine.release();
   });
 }
 
 }  // namespace
 
-const char* prefill_absent() {
-  static const std::string reason = why_no_product();
-  return reason.empty() ? nullptr : reason.c_str();
-}
-
 void prefill_attention(const AttentionCall& call, Type type) {
   const Engine engine = engine_for(type);
-  const Layout layout = lay_out(call, *engine.kernel);
-  const int64_t bytes = layout.packed_bytes(call);
-  const int64_t together =
-      std::clamp<int64_t>(kPackedBytes / std::max<int64_t>(bytes, 1), 1, call.batch);
-  Packed packed = {static_cast<char*>(thread_memory(0, together * bytes)), 0, &layout,
-                   call.kv_heads};
-  for (int64_t row = 0; row < call.batch; row += together) {
-    packed.first_row = row;
-    const int64_t rows = std::min(together, call.batch - row);
-    pack(call, *engine.kernel, packed, rows);
+  const Layout layout = lay_out(call, *engine.kernel, kMostRows);
+  for_packed_rows(call, layout, *engine.kernel, [&](const Packed& packed, int64_t rows) {
     attend(call, layout, engine, packed, rows);
-  }
+  });
 }
 
 }  // namespace radar

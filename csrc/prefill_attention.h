@@ -5,9 +5,6 @@
 
 namespace radar {
 
-// Why this build or CPU cannot run it; null if it can.
-const char* prefill_absent();
-
 void prefill_attention(const AttentionCall& call, Type type);
 
 }  // namespace radar

@@ -302,6 +302,19 @@ static void prefill_weights(const AttentionCall& call, const RowBlock& block,
   }
 }
 
+static void prefill_sum_rows(const float* rows, const float* factors, int64_t count,
+                             int64_t columns, float* to) {
+  for (int64_t i = 0; i < columns; i += kPair) {
+    Vector a = {}, b = {};
+    for (int64_t r = 0; r < count; ++r) {
+      a += load(rows + r * kBlockKeys + i) * factors[r];
+      b += load(rows + r * kBlockKeys + i + W) * factors[r];
+    }
+    store(to + i, a);
+    store(to + i + W, b);
+  }
+}
+
 // ---- the epilogue -----------------------------------------------------------------------------
 
 RADAR_INLINE double prefill_log_sum(const float* stats) {
@@ -347,6 +360,7 @@ static constexpr PrefillKernels prefill_kernels() {
           prefill_pack_queries<T, C>,
           prefill_adjust,
           prefill_weights<C>,
+          prefill_sum_rows,
           prefill_finish<T>};
 }
 

@@ -5,7 +5,7 @@
 
 #include "dispatch.h"
 #include "operators.h"
-#include "prefill_attention.h"
+#include "row_blocks.h"
 
 TORCH_LIBRARY(radar_cpp, library) {
   library.def(
@@ -17,6 +17,10 @@ TORCH_LIBRARY(radar_cpp, library) {
       "partition_attention(Tensor query, Tensor key, Tensor value, Tensor anchors, Tensor? mask, "
       "Tensor? key_lengths, bool causal, float scale, int? window, float? softcap, Tensor? sinks) "
       "-> (Tensor, Tensor, Tensor, Tensor)");
+  library.def(
+      "segment_mass(Tensor query, Tensor key, Tensor segments, SymInt num_segments, Tensor? mask, "
+      "Tensor? key_lengths, bool causal, float scale, int? window, float? softcap, Tensor? sinks) "
+      "-> Tensor");
   library.def("linear_rows(Tensor input, Tensor weight, Tensor? bias) -> Tensor");
   library.def(
       "merge_parts(Tensor first, Tensor first_lse, Tensor second, Tensor second_lse) "
@@ -27,8 +31,8 @@ TORCH_LIBRARY(radar_cpp, library) {
               [](const std::string& name) { return radar::has_instruction_set(name.c_str()); });
   library.def("use_instruction_set(str name) -> ()",
               [](const std::string& name) { radar::use_instruction_set(name.c_str()); });
-  library.def("prefill_absent() -> str", []() {
-    const char* reason = radar::prefill_absent();
+  library.def("products_absent() -> str", []() {
+    const char* reason = radar::products_absent();
     return std::string(reason ? reason : "");
   });
   library.def("instruction_set() -> str", []() { return std::string(radar::kernels().name); });
@@ -37,6 +41,7 @@ TORCH_LIBRARY(radar_cpp, library) {
 TORCH_LIBRARY_IMPL(radar_cpp, CPU, library) {
   library.impl("anchor_attention", radar::anchor_attention);
   library.impl("partition_attention", radar::partition_attention);
+  library.impl("segment_mass", radar::segment_mass);
   library.impl("linear_rows", radar::linear_rows);
   library.impl("merge_parts", radar::merge_parts);
 }

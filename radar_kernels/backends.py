@@ -38,7 +38,7 @@ _OPERATORS = {
         "anchor_attention", "run", ("triton", "cpp", "sdpa", "reference")
     ),
     "partition_attention": _Operator("partition_attention", "run", ("cpp", "sdpa", "reference")),
-    "segment_mass": _Operator("segment_mass", "run", ("reference",)),
+    "segment_mass": _Operator("segment_mass", "run", ("cpp", "reference")),
     "blend_logits": _Operator("logit_blend", "blend", ("reference",)),
     "sample_logits": _Operator("logit_blend", "sample", ("reference",)),
     "relevance_scores": _Operator("relevance", "scores", ("reference",)),

@@ -30,6 +30,7 @@ def absent() -> str | None:
         return f"the C++ operators do not load ({error}); install radar-kernels again"
     torch.library.register_fake("radar_cpp::anchor_attention", _fake_anchor_attention)
     torch.library.register_fake("radar_cpp::partition_attention", _fake_partition_attention)
+    torch.library.register_fake("radar_cpp::segment_mass", _fake_segment_mass)
     torch.library.register_fake("radar_cpp::linear_rows", _fake_linear_rows)
     torch.library.register_fake("radar_cpp::merge_parts", _fake_merge_parts)
     return None
@@ -48,6 +49,12 @@ def _fake_partition_attention(
     anchored, rest = _token_major(query, value), _token_major(query, value)
     anchored_lse, rest_lse = (query.new_empty(query.shape[:3], dtype=torch.float32) for _ in "ar")
     return anchored, anchored_lse, rest, rest_lse
+
+
+def _fake_segment_mass(
+    query: Tensor, key: Tensor, segments: Tensor, num_segments: int, *arguments: object
+) -> Tensor:
+    return query.new_empty(query.shape[0], query.shape[1], num_segments, dtype=torch.float32)
 
 
 def _token_major(query: Tensor, value: Tensor) -> Tensor:

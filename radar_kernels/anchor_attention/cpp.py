@@ -21,7 +21,7 @@ absent = native.absent
 
 if absent() is None:
     _attend = torch.ops.radar_cpp.anchor_attention.default
-    _prefill_absent = torch.ops.radar_cpp.prefill_absent()
+    _products_absent = torch.ops.radar_cpp.products_absent()
 
 
 def unsupported(arguments: AnchorAttentionArguments) -> str | None:
@@ -39,8 +39,8 @@ def unsupported(arguments: AnchorAttentionArguments) -> str | None:
     tokens = query.shape[2]
     if tokens == 0:
         return "it needs at least one query token"
-    if tokens > _FEW_QUERIES and _prefill_absent:
-        return f"more than {_FEW_QUERIES} query tokens need oneDNN: {_prefill_absent}"
+    if tokens > _FEW_QUERIES and _products_absent:
+        return f"more than {_FEW_QUERIES} query tokens need oneDNN: {_products_absent}"
     if query.dtype not in _DTYPES:
         return f"it takes float32, bfloat16 and float16, got {query.dtype}"
     if needs_gradient(arguments):

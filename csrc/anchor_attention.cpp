@@ -47,6 +47,10 @@ std::tuple<Tensor, Tensor> anchor_attention(
       "anchor_attention", query, key, value,
       {anchors, bias, target_mass, mask, key_lengths, sinks, target_exact, causal, scale, window,
        softcap});
+  if (!(bias || target_mass || return_mass)) {
+    call.anchor_flags = nullptr;
+    call.anchor_factors = nullptr;
+  }
   call.parts = anchors && (target_mass || return_mass) ? 2 : 1;
   Tensor out = empty_token_major(query, value.size(3));
   Tensor mass = return_mass ? empty_rows(query)

@@ -3,6 +3,9 @@
 
 #include <ATen/ops/empty_strided.h>
 
+#include <cmath>
+#include <cstring>
+
 #include "checks.h"
 
 namespace radar {
@@ -33,13 +36,26 @@ void check_shapes(const char* name, const Tensor& query, const Tensor& key, cons
               name, ": the last dimension of query, key and value must have stride 1");
 }
 
-void check_per_head(const char* name, const OptionalTensor& tensor, const char* what,
-                    const AttentionCall& call) {
-  TORCH_CHECK(!tensor || (tensor->scalar_type() == at::kFloat && tensor->dim() == 2 &&
-                          (tensor->size(0) == 1 || tensor->size(0) == call.batch) &&
-                          tensor->size(1) == call.heads && tensor->is_contiguous() &&
-                          tensor->device().is_cpu()),
-              name, ": ", what, " must be contiguous float32 [batch or 1, heads]");
+// A value for each head: [heads], or [batch or 1, heads]; returns the stride from row to row.
+int64_t check_per_head(const char* name, const Tensor& tensor, const char* what,
+                       const AttentionCall& call) {
+  const bool fits = tensor.dim() == 1 ? tensor.size(0) == call.heads
+                                      : tensor.dim() == 2 && tensor.size(1) == call.heads &&
+                                            (tensor.size(0) == 1 || tensor.size(0) == call.batch);
+  TORCH_CHECK(fits && tensor.scalar_type() == at::kFloat && tensor.is_contiguous() &&
+                  tensor.device().is_cpu(),
+              name, ": ", what, " must be contiguous float32 [heads] or [batch or 1, heads]");
+  return tensor.dim() == 1 || tensor.size(0) == 1 ? 0 : call.heads;
+}
+
+void check_finite(const char* name, const char* what, const float* values, int64_t count) {
+  uint32_t found = 0;  // the exponents of infinities and NaN are all ones
+  for (int64_t i = 0; i < count; ++i) {
+    uint32_t bits;
+    std::memcpy(&bits, values + i, sizeof bits);
+    found |= (bits & 0x7f800000u) == 0x7f800000u;
+  }
+  TORCH_CHECK(!found, name, ": ", what, " must be finite");
 }
 
 void set_strides(int64_t* strides, const Tensor& tensor) {
@@ -49,30 +65,38 @@ void set_strides(int64_t* strides, const Tensor& tensor) {
 void set_anchors(const char* name, AttentionCall& call, const OptionalTensor& anchors) {
   if (!anchors) return;
   const bool flags = anchors->scalar_type() == at::kBool;
-  TORCH_CHECK(anchors->dim() == 2 && anchors->size(0) == call.batch &&
+  TORCH_CHECK(anchors->dim() == 2 &&
+                  (anchors->size(0) == 1 || anchors->size(0) == call.batch) &&
                   anchors->size(1) == call.keys && anchors->device().is_cpu() &&
                   (flags || anchors->scalar_type() == at::kFloat) &&
                   (call.keys <= 1 || anchors->stride(1) == 1),
-              name, ": anchors must be bool or float32 [batch, keys] with stride 1 along "
-              "the keys");
-  call.anchor_stride = anchors->stride(0);
+              name, ": anchors must be bool or float32 [batch or 1, keys] with stride 1 "
+              "along the keys");
+  call.anchor_stride = broadcast_stride(*anchors, 0);
   if (flags) {
     call.anchor_flags = static_cast<const uint8_t*>(anchors->const_data_ptr());
   } else {
     call.anchor_factors = anchors->const_data_ptr<float>();
+    for (int64_t row = 0; row < anchors->size(0); ++row) {
+      check_finite(name, "anchors", call.anchor_factors + row * call.anchor_stride, call.keys);
+    }
   }
 }
 
 void set_mask(const char* name, AttentionCall& call, const OptionalTensor& mask) {
   if (!mask) return;
-  TORCH_CHECK(mask->scalar_type() == at::kBool && mask->dim() == 4 && mask->device().is_cpu(),
-              name, ": mask must be bool with 4 dimensions");
+  TORCH_CHECK(mask->scalar_type() == at::kBool && mask->device().is_cpu() &&
+                  (mask->dim() == 2 || mask->dim() == 4),
+              name, ": mask must be bool, [batch, keys] or with 4 dimensions");
   const int64_t full[4] = {call.batch, call.heads, call.queries, call.keys};
   for (int64_t dim = 0; dim < 4; ++dim) {
-    TORCH_CHECK(mask->size(dim) == 1 || mask->size(dim) == full[dim],
-                name, ": mask of shape ", mask->sizes(),
+    if (mask->dim() == 2 && (dim == 1 || dim == 2)) continue;
+    const int64_t own = mask->dim() == 2 ? dim / 2 : dim;
+    // All keys are told: one flag for all of them is more likely a mistake.
+    TORCH_CHECK(mask->size(own) == full[dim] || (mask->size(own) == 1 && dim < 3), name,
+                ": mask of shape ", mask->sizes(),
                 " does not broadcast to [batch, heads, queries, keys]");
-    call.mask_stride[dim] = broadcast_stride(*mask, dim);
+    call.mask_stride[dim] = broadcast_stride(*mask, own);
   }
   call.mask = static_cast<const uint8_t*>(mask->const_data_ptr());
 }
@@ -97,6 +121,9 @@ AttentionCall bind_attention(const char* name, const Tensor& query, const Tensor
                              const Tensor& value, const AttentionOptions& options) {
   check_shapes(name, query, key, value);
   check_no_gradient(name, {query, key, value});
+  for (const auto* option : {&options.bias, &options.target_mass, &options.sinks}) {
+    if (*option) check_no_gradient(name, {**option});
+  }
   AttentionCall call = {};
   call.batch = query.size(0);
   call.heads = query.size(1);
@@ -112,6 +139,9 @@ AttentionCall bind_attention(const char* name, const Tensor& query, const Tensor
   set_strides(call.query_stride, query);
   set_strides(call.key_stride, key);
   set_strides(call.value_stride, value);
+  TORCH_CHECK(std::isfinite(options.scale), name, ": scale must be finite");
+  TORCH_CHECK(!options.softcap || (*options.softcap > 0.0 && std::isfinite(*options.softcap)),
+              name, ": softcap must be positive");
   call.causal = options.causal;
   call.scale = static_cast<float>(options.scale);
   call.softcap = static_cast<float>(options.softcap.value_or(0.0));
@@ -122,19 +152,24 @@ AttentionCall bind_attention(const char* name, const Tensor& query, const Tensor
     call.window = *options.window;
   }
   set_anchors(name, call, options.anchors);
-  check_per_head(name, options.bias, "bias", call);
-  check_per_head(name, options.target_mass, "target_mass", call);
   TORCH_CHECK(!(options.bias && options.target_mass), name,
               ": give bias or target_mass, not both");
   TORCH_CHECK(!(options.target_mass && call.anchor_factors), name,
               ": target_mass needs bool anchors");
-  if (options.bias && options.anchors) {
-    call.bias = options.bias->const_data_ptr<float>();
-    call.bias_stride = options.bias->size(0) == 1 ? 0 : call.heads;
+  if (options.bias) {
+    call.bias_stride = check_per_head(name, *options.bias, "bias", call);
+    const float* bias = options.bias->const_data_ptr<float>();
+    check_finite(name, "bias", bias, options.bias->numel());
+    if (options.anchors) call.bias = bias;
   }
-  if (options.target_mass && options.anchors) {
-    call.target_mass = options.target_mass->const_data_ptr<float>();
-    call.target_stride = options.target_mass->size(0) == 1 ? 0 : call.heads;
+  if (options.target_mass) {
+    call.target_stride = check_per_head(name, *options.target_mass, "target_mass", call);
+    const float* target = options.target_mass->const_data_ptr<float>();
+    for (int64_t i = 0; i < options.target_mass->numel(); ++i) {
+      TORCH_CHECK(target[i] > 0.0f && target[i] < 1.0f, name,
+                  ": target_mass must lie between 0 and 1, both excluded");
+    }
+    if (options.anchors) call.target_mass = target;
   }
   set_mask(name, call, options.mask);
   set_key_lengths(name, call, options.key_lengths);

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 _logger = logging.getLogger("radar_kernels")
 
@@ -163,12 +164,40 @@ def needs_gradient(arguments: Any) -> bool:
         arguments: validated arguments, a dataclass with ``__slots__``.
 
     Returns:
-        True if grad mode is on and a tensor among the arguments requires a gradient.
+        True if a tensor among the arguments requires a gradient in grad mode, or carries a tangent
+        in forward mode.
     """
-    if not torch.is_grad_enabled():
-        return False
-    given = (getattr(arguments, name) for name in arguments.__slots__)
-    return any(isinstance(one, Tensor) and one.requires_grad for one in given)
+    return records_gradient(*(getattr(arguments, name) for name in arguments.__slots__))
+
+
+def records_gradient(*given: Any) -> bool:
+    """Says whether autograd would record a call with these arguments.
+
+    Args:
+        given: any values.
+
+    Returns:
+        As ``needs_gradient``.
+    """
+    if torch.is_grad_enabled() and any(
+        isinstance(one, Tensor) and one.requires_grad for one in given
+    ):
+        return True
+    return has_tangent(*given)
+
+
+def has_tangent(*given: Any) -> bool:
+    """Says whether one of these values carries a forward-mode tangent.
+
+    Args:
+        given: any values.
+
+    Returns:
+        True for tensors inside ``torch.func.jvp`` or ``torch.autograd.forward_ad``.
+    """
+    return forward_ad._current_level >= 0 and any(
+        isinstance(one, Tensor) and forward_ad.unpack_dual(one).tangent is not None for one in given
+    )
 
 
 def _implementation(operator: str, backend: str, arguments: Any) -> Callable:

@@ -5,8 +5,8 @@ import math
 import torch
 from torch import Tensor
 
-from radar_kernels.anchor_attention import reference, sdpa
-from radar_kernels.anchor_attention.arguments import AnchorAttentionArguments
+from radar_kernels.anchor_attention import cpp, reference, sdpa
+from radar_kernels.anchor_attention.arguments import TARGET_MODES, AnchorAttentionArguments
 from radar_kernels.anchor_attention.validation import (
     check_shapes,
     checked_anchors,
@@ -18,8 +18,6 @@ from radar_kernels.anchor_attention.validation import (
 )
 from radar_kernels.backends import choose, needs_gradient
 from radar_kernels.registration import register, token_major, unpack
-
-_TARGET_MODES = {"at_least": False, "exact": True}
 
 
 def anchor_attention(
@@ -78,6 +76,27 @@ def anchor_attention(
     GUIDE(delta) ``bias = delta``. A target mass ``t`` (after SpotLight) sets, per query and head,
     ``bias = log(t / (1 - t)) - log(mass / (1 - mass))``; rows of mass 0 or 1 are left alone.
     """
+    compiling = torch.compiler.is_compiling()
+    if backend is None and not compiling:
+        done = cpp.attend_at_once(
+            query,
+            key,
+            value,
+            anchors,
+            bias,
+            target_mass,
+            target_mode,
+            mask,
+            key_lengths,
+            causal,
+            scale,
+            window,
+            softcap,
+            sinks,
+            return_mass,
+        )
+        if done is not None:
+            return done if return_mass else done[0]
     arguments = prepare_anchor_attention(
         query,
         key,
@@ -95,7 +114,7 @@ def anchor_attention(
         sinks=sinks,
         return_mass=return_mass,
     )
-    if torch.compiler.is_compiling():
+    if compiling:
         out, mass = _traced(arguments, backend)
     else:
         out, mass = choose("anchor_attention", arguments, backend)(arguments)
@@ -150,7 +169,7 @@ def prepare_anchor_attention(
             )
         if softcap is not None and not 0 < softcap < math.inf:
             raise ValueError(f"softcap is {softcap}; expected a positive number, or None for none")
-        if target_mode not in _TARGET_MODES:
+        if target_mode not in TARGET_MODES:
             raise ValueError(f"target_mode is {target_mode!r}; expected 'at_least' or 'exact'")
         if bias is not None and target_mass is not None:
             raise ValueError("bias and target_mass are both given; give one of them")

@@ -5,6 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+# Whether a target mass is set exactly, by the name of its mode.
+TARGET_MODES = {"at_least": False, "exact": True}
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AnchorAttentionArguments:

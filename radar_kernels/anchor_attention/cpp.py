@@ -7,12 +7,15 @@ attention. A row's result depends on that row alone: not on its batch and not on
 threads.
 """
 
+import os
+
 import torch
 from torch import Tensor
 
 from radar_kernels import native
-from radar_kernels.anchor_attention.arguments import AnchorAttentionArguments
-from radar_kernels.backends import needs_gradient
+from radar_kernels.anchor_attention.arguments import TARGET_MODES, AnchorAttentionArguments
+from radar_kernels.anchor_attention.validation import constant
+from radar_kernels.backends import needs_gradient, records_gradient
 
 _FEW_QUERIES = 8
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -76,3 +79,63 @@ def run(arguments: AnchorAttentionArguments) -> tuple[Tensor, Tensor | None]:
         arguments.return_mass,
     )
     return out, mass if arguments.return_mass else None
+
+
+def attend_at_once(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    anchors: Tensor | None,
+    bias: float | Tensor | None,
+    target_mass: float | Tensor | None,
+    target_mode: str,
+    mask: Tensor | None,
+    key_lengths: Tensor | None,
+    causal: bool,
+    scale: float | None,
+    window: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+    return_mass: bool,
+) -> tuple[Tensor, Tensor] | None:
+    """Tries a call as it was given: C++ then checks it, in a third of the time.
+
+    Args:
+        query: this and all others as in ``anchor_attention``.
+
+    Returns:
+        Output, and mass (empty if it was not asked for). None if the call has to be looked at in
+        Python: to be normalised, served by another backend, or refused in words.
+    """
+    if absent() is not None or "RADAR_BACKEND" in os.environ or records_gradient(query, key, value):
+        return None
+    try:
+        if query.dtype not in _DTYPES or not query.is_cpu:
+            return None
+        heads = query.shape[1]
+        return _attend(
+            query,
+            key,
+            value,
+            anchors,
+            _tensor(bias, heads),
+            _tensor(target_mass, heads),
+            TARGET_MODES[target_mode],
+            mask,
+            key_lengths,
+            causal,
+            query.shape[3] ** -0.5 if scale is None else scale,
+            window,
+            softcap,
+            sinks,
+            return_mass,
+        )
+    # Whatever is wrong, the checks in Python find it again and have the words for it.
+    except Exception:
+        return None
+
+
+def _tensor(given: float | Tensor | None, heads: int) -> Tensor | None:
+    if given is None or isinstance(given, Tensor):
+        return given
+    return constant(float(given), heads, torch.device("cpu"))

@@ -16,7 +16,7 @@ from radar_kernels.anchor_attention.arguments import AnchorAttentionArguments
 from radar_kernels.anchor_attention.flash import attend, attend_parts, why_not_flash, with_sinks
 from radar_kernels.anchor_attention.merge import merge_parts
 from radar_kernels.anchor_attention.visibility import seen_by_any, visible_keys
-from radar_kernels.backends import needs_gradient
+from radar_kernels.backends import has_tangent, needs_gradient
 
 _MASK_BYTES = 64 * 2**20
 
@@ -36,6 +36,8 @@ def unsupported(arguments: AnchorAttentionArguments) -> str | None:
         return "query or key is empty"
     if arguments.bias is not None and arguments.scale == 0:
         return "scale is 0"
+    if has_tangent(arguments.query, arguments.key, arguments.value, arguments.bias):
+        return "torch's attention has no forward-mode derivative"
     wants_sums = (
         arguments.sinks is not None or arguments.target_mass is not None or arguments.return_mass
     )

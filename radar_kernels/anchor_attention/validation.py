@@ -107,7 +107,7 @@ def per_head(
     if not isinstance(given, Tensor):
         if checked:
             _check_values(name, [[given]])
-            return _constant(float(given), heads, device)
+            return constant(float(given), heads, device)
         return torch.full((1, heads), given, dtype=torch.float32, device=device)
     shape = given.shape
     if shape == (heads,) or given.dim() == 0:
@@ -140,7 +140,17 @@ def _check_values(name: str, rows: list[list[float]]) -> None:
 
 
 @lru_cache(maxsize=256)
-def _constant(number: float, heads: int, device: torch.device) -> Tensor:
+def constant(number: float, heads: int, device: torch.device) -> Tensor:
+    """One number for every head, kept from call to call.
+
+    Args:
+        number: the number.
+        heads: number of query heads.
+        device: where it shall lie.
+
+    Returns:
+        Float32 ``[1, heads]``; shared, never write to it.
+    """
     # A tensor made in inference mode could not be used where autograd records.
     with torch.inference_mode(False):
         return torch.full((1, heads), number, dtype=torch.float32, device=device)

@@ -13,6 +13,7 @@ from radar_kernels import (
     blend_logits,
     explain,
 )
+from radar_kernels.anchor_attention import cpp
 
 
 @pytest.fixture(autouse=True)
@@ -50,6 +51,8 @@ def stand_in(monkeypatch):
         def unsupported_of(operator, backend):
             return getattr(module_of(operator, backend), "unsupported", None)
 
+        # The shortcut past the choice is the real module's.
+        monkeypatch.setattr(cpp, "attend_at_once", lambda *call: None)
         monkeypatch.setattr(backends, "_module", module_of)
         monkeypatch.setattr(backends, "_absence", absence_of)
         monkeypatch.setattr(backends, "_unsupported", unsupported_of)
@@ -142,6 +145,14 @@ def test_inputs_that_need_a_gradient_are_refused_by_kernels(call, stand_in):
         anchor_attention(query, *others, bias=1.0, backend="cpp")
     with torch.no_grad():
         assert anchor_attention(query, *others, bias=1.0) == "stand-in"
+    # Forward mode: a tangent counts, not only requires_grad.
+    key = others[0]
+    _, tangent = torch.func.jvp(
+        lambda one: anchor_attention(one, key[:, :, :8], key[:, :, :8], bias=1.0),
+        (query.detach()[:, :, :2],),
+        (torch.ones(1, 4, 2, 16),),
+    )
+    assert bool(tangent.abs().sum() > 0)
     # A bias that is learned counts as well.
     bias = torch.zeros(4, requires_grad=True)
     assert anchor_attention(*call, bias=bias).requires_grad

@@ -1,5 +1,5 @@
-"""Benchmarks: each checks every contender's result first, then times them interleaved in one run.
+"""What Radar costs and what it is compared with.
 
-`python -m benchmarks.end_to_end` times whole replies of a real model, `python -m
-benchmarks.anchor_attention` the attention operator alone. Both write the same JSON (`rows.py`).
+`python -m benchmarks.end_to_end` times whole replies, `python -m benchmarks.kernels` every operator.
+All write the same JSON (`rows.py`).
 """

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import anchor_attention, end_to_end, machine
+from benchmarks import end_to_end, kernels, machine, tasks
 from benchmarks.bars import Work, bars
 from benchmarks.checks import Oracle, judge, judge_anchoring, trace
 from benchmarks.contenders import Case, Contender, Target, contenders, generate
@@ -382,30 +382,72 @@ def test_settings_refuse_what_cannot_be_measured() -> None:
         end_to_end.main(["--only", "nobody"])
 
 
-def test_attention_rows_leave_out_the_times_of_a_wrong_result() -> None:
-    shape = anchor_attention.Shape(6, 2, 16, 96)
+def numbers(value: float) -> tasks.Contender:
+    return tasks.Contender(
+        lambda copy: torch.full((3,), value), tasks.close_to(torch.ones(3).double(), 1e-3)
+    )
 
-    def providers(step: anchor_attention.Step, kind: str) -> dict[str, Any]:
-        found = anchor_attention.contenders(step, kind)
-        return (
-            found | {"twice": lambda *tensors: found["radar-reference"](*tensors) * 2}
-            if (kind == "bias")
-            else found
-        )
 
-    rows = anchor_attention.run([shape], ["fp32", "bf16"], 1, 10.0, providers)
-    wrong = [row for row in rows if row.failed]
-    assert [row.provider for row in wrong] == ["twice", "twice"]
-    assert all(row.median_ms is None for row in wrong)
-    right = {(row.work, row.provider) for row in rows if not row.failed}
-    bias, plain = "6/2x16 keys=96 per-head bias", "6/2x16 keys=96 plain"
-    assert {
-        (bias, "radar-reference"),
-        (bias, "sdpa-mask"),
-        (plain, "sdpa"),
-        (plain, "sdpa-packed"),
-    } <= right
-    for row in rows:
-        if not row.failed:
-            size = {"fp32": 4, "bf16": 2}[row.dtype]
-            assert row.floor_ms == pytest.approx(2 * 2 * 96 * 16 * size / 10.0 / 1e6)
+def test_a_wrong_operator_is_reported_and_not_timed() -> None:
+    called: list[int] = []
+
+    def slow(copy: int) -> list[float]:
+        called.append(copy)
+        return [0.002]
+
+    found = {
+        "right": numbers(1.0),
+        "clocked": replace(numbers(1.0), clock=slow),
+        "wrong": replace(numbers(1.01), clock=slow),
+        "nan": numbers(float("nan")),
+    }
+    task = tasks.Task("op", "3", "fp32", found, copies=2, floor_bytes=10**7)
+    rows = {row.provider: row for row in tasks.run([lambda: task], rounds=2, read_gb_s=10.0)}
+    assert rows["wrong"].failed and rows["nan"].failed and not rows["right"].failed
+    assert rows["wrong"].median_ms is None and rows["clocked"].median_ms == 2.0
+    assert called == [0, 1] * 3  # a warm-up and two rounds through both copies, of one contender
+    assert rows["right"].floor_ms == pytest.approx(1.0)
+
+
+def test_operator_bars_compare_rows_of_the_same_work() -> None:
+    def row(provider: str, median: float, **changes: Any) -> Row:
+        label = Label("op", "a=1", "fp32", provider)
+        return replace(timed(label, Summary(median, median, median), 0.5, "right"), **changes)
+
+    rows = [
+        row("radar-cpp", 1.0),
+        row("torch", 2.0),
+        row("radar-cpp", 9.0, work="a=12"),
+        row("radar-cpp", 9.0, dtype="bf16"),
+        row("radar-cpp", 9.0, benchmark="other"),
+    ]
+    bars = [
+        tasks.Bar("op", "a=1", ("fp32",), "radar-cpp", "torch", 0.6),
+        tasks.Bar("op", "a=1", ("fp32",), "radar-cpp", tasks.FLOOR, 1.5, 1.1),
+    ]
+    met = [(one.row.work, one.value, one.passed) for one in tasks.hold(bars, rows)]
+    assert met == [
+        ("a=1", 0.5, True),
+        ("a=12", None, False),
+        ("a=1", 2.0, False),
+        ("a=12", 18.0, False),
+    ]
+
+
+def test_every_operator_is_measured_and_drawn(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, folder = tmp_path / "kernels.json", tmp_path / "plots"
+    outputs = ["--json", str(path), "--plots", str(folder)]
+    assert kernels.main(["--quick", "--rounds", "1", *outputs]) == 0
+    rows = json.loads(path.read_text())["rows"]
+    assert all(tuple(row) == FIELDS and row["median_ms"] for row in rows)
+    measured = {(row["benchmark"], row["dtype"], row["provider"]) for row in rows}
+    for bar in kernels.bars(kernels.SUITES):
+        for dtype in bar.dtypes:
+            assert (bar.benchmark, dtype, bar.provider) in measured
+            assert bar.to == tasks.FLOOR or (bar.benchmark, dtype, bar.to) in measured
+    images = list(folder.glob("*.png"))
+    assert len(images) == sum(len(s.growth("bf16", True)) for s in kernels.SUITES.values())
+    assert all(image.read_bytes().startswith(b"\x89PNG") for image in images)
+    assert "bars: " in capsys.readouterr().out

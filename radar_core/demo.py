@@ -274,8 +274,8 @@ def answer_probability(
 ) -> float:
     """Compute how probable an answer is once the reply has begun with a given stem.
 
-    The stem and the answer are forced in one forward pass: the probability is the product over the
-    answer's tokens of `softmax(logits)[token]`, with the method's own (for SPA blended) logits. No
+    The stem and the answer are forced in one pass behind the prompt's: the probability is the
+    product over the answer's tokens of `softmax(logits)[token]`, with the method's own (for SPA blended) logits. No
     temperature or other logits processor applies.
 
     Args:
@@ -296,12 +296,14 @@ def answer_probability(
     first = next(
         place for place, (_, end) in enumerate(tokens["offset_mapping"]) if end > len(stem)
     )
-    answer_ids = forced[0, first:]
-    whole = torch.cat([input_ids, forced], dim=1)
     with method.applied_to(model, anchors):
-        # The token at position t is predicted by the logits at t - 1.
-        logits = model(whole, logits_to_keep=len(answer_ids) + 1).logits[0, :-1]
-    chances = logits.float().log_softmax(dim=-1).gather(1, answer_ids[:, None].to(logits.device))
+        prompt = model(input_ids, use_cache=True, logits_to_keep=1)
+        cache = "cache" if "cache" in prompt else "past_key_values"  # transformers 5.24 renamed it
+        reply = model(forced, use_cache=True, **{cache: prompt[cache]})
+    # A token is predicted by the logits before it.
+    logits = torch.cat([prompt.logits, reply.logits[:, :-1]], dim=1)[0, first:]
+    answer_ids = forced[0, first:, None].to(logits.device)
+    chances = logits.float().log_softmax(dim=-1).gather(1, answer_ids)
     return float(chances.sum().exp())
 
 

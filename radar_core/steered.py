@@ -11,6 +11,7 @@ from torch import Tensor
 
 from radar_core.anchors import Anchor, RenderedPrompt, anchor_mask, anchor_spans, render_chat
 from radar_core.hooks.attachment import attach
+from radar_core.hooks.prompts import check_shape
 from radar_core.methods import SPA, Method, NoSteering
 
 if TYPE_CHECKING:
@@ -307,27 +308,3 @@ def check_fits(model: Any, prompt: int, new: int) -> None:
             f"the prompt has {prompt} tokens and max_new_tokens is {new}, but the model's context "
             f"holds {limit}; shorten the conversation or the reply"
         )
-
-
-def check_shape(anchors: Tensor, prompt: Tensor, attention_mask: Tensor | None) -> None:
-    """Raise ValueError unless anchors have a prompt's shape and leave some of each prompt alone."""
-    shape = list(prompt.shape[:2])
-    if list(anchors.shape) != shape:
-        raise ValueError(
-            f"anchors has shape {list(anchors.shape)}; expected {shape}, the shape of the prompt"
-        )
-    anchored = anchors.bool()
-    if (
-        attention_mask is not None
-        and attention_mask.dim() == 2
-        and attention_mask.shape == anchors.shape
-    ):
-        padding = attention_mask.to(anchored.device) == 0
-        if bool((anchored & padding).any()):
-            raise ValueError("anchors marks tokens that attention_mask pads out")
-        whole = (anchored | padding).all(dim=1) & anchored.any(dim=1)
-        if bool(whole.any()):
-            raise ValueError(
-                f"row {int(whole.float().argmax())} of anchors anchors every token of its prompt, "
-                "which steers nothing; anchor the part that matters"
-            )

@@ -19,6 +19,7 @@ from radar_core.hooks.attention import SUPPORTED_IMPLEMENTATIONS, AttentionHook,
 from radar_core.hooks.branches import TwoBranches
 from radar_core.hooks.cache import given_cache, let_grow
 from radar_core.hooks.few_rows import few_row_linears
+from radar_core.hooks.prompts import described
 from radar_core.methods.method import Method, NoSteering
 from radar_core.methods.spa import SPA
 
@@ -71,6 +72,8 @@ def attach(
             return
         hook = attention_hook(model, method if steers else NoSteering(), mask, measure)
         stack.enter_context(interfaces(model, hook))
+        if mask is not None:
+            stack.enter_context(described(model, mask))
         stack.enter_context(watched(model, hook))
         stack.enter_context(few_row_linears(model))
         if hook.hide_anchors:
@@ -299,9 +302,6 @@ def watched(model: Any, hook: AttentionHook) -> Iterator[None]:
             raise RuntimeError(
                 "the model was put into training mode while steered; call model.eval()"
             )
-        inputs = args[0] if args else kwargs.get("input_ids")
-        inputs = kwargs.get("inputs_embeds") if inputs is None else inputs
-        hook.single_token = inputs is not None and inputs.shape[1] == 1
         let_grow(given_cache(kwargs)[1])
 
     def after(module: Any, args: Any, output: Any) -> None:

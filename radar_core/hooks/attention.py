@@ -108,7 +108,6 @@ class AttentionHook:
         hide_anchors: whether the second half of a doubled batch cannot see the anchors.
         doubled: whether the forward pass at work runs both branches.
         packed: how both branches lie in one row, where the forward pass at work has them so.
-        single_token: whether the model was called with one token a row, as when it generates.
         measured: [B, heads] for each layer, filled by every forward pass; None not to measure.
         calls: how often each layer's attention has run.
     """
@@ -121,7 +120,6 @@ class AttentionHook:
     hide_anchors: bool = False
     doubled: bool = False
     packed: Packed | None = None
-    single_token: bool = False
     measured: dict[int, Tensor] | None = None
     calls: dict[int, int] = field(default_factory=dict)
     _plans: dict[tuple[int, int, torch.device], LayerPlan | None] = field(default_factory=dict)
@@ -197,11 +195,6 @@ class AttentionHook:
         if self.packed is not None:
             return None  # each branch has a mask of its own
         device = torch.device(device)
-        if self.single_token and isinstance(q_offset, int) and q_offset + 1 < self.prompt_length:
-            raise ValueError(
-                f"the anchors describe a prompt of {self.prompt_length} tokens, but the model is "
-                f"generating after {q_offset + 1}; give anchors of the prompt's own shape"
-            )
         arguments = dict(
             batch_size=batch_size,
             q_length=q_length,

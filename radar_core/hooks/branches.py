@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from transformers.cache_utils import DynamicCache
 from radar_core.hooks.attention import AttentionHook
 from radar_core.hooks.cache import cached_rows, can_branch_later, given_cache
 from radar_core.hooks.packed import Packed, can_pack
+from radar_core.hooks.prompts import call_arguments, given_tokens
 from radar_core.methods.spa import blend_rows
 from radar_kernels import blend_logits
 
@@ -71,15 +71,8 @@ class TwoBranches:
         """Double the inputs, running what both branches share only once."""
         self.attention.doubled = False
         self.attention.packed = None
-        if args:
-            bound = inspect.signature(model.forward).bind_partial(*args)
-            kwargs = {**bound.arguments, **kwargs}
-        kwargs = dict(kwargs)
-        first = kwargs.get("input_ids")
-        first = kwargs.get("inputs_embeds") if first is None else first
-        if first is None:
-            raise ValueError("the model was called without input_ids and inputs_embeds")
-        batch, length = first.shape[:2]
+        kwargs = dict(call_arguments(model.forward, args, kwargs))
+        batch, length = given_tokens(kwargs).shape[:2]
         cache_name, cache = given_cache(kwargs)
         past = cache.get_seq_length() if cache is not None else 0
         rows = cached_rows(cache) if isinstance(past, int) and past else None

@@ -52,13 +52,16 @@ class Method:
             model: a Hugging Face transformers causal language model in evaluation mode.
             anchors: [batch, prompt] bool (or 0/1, or for biases a float factor per token) of the
                 prompt's shape, left padding included; None or nothing anchored means no steering.
-                Beams and `num_return_sequences` repeat the rows inside.
+                Beams and `num_return_sequences` repeat the rows inside. To score a given answer,
+                run the prompt first and the answer on its cache.
 
         Returns:
             A context manager; the value it yields reports what was hooked.
 
         Raises:
-            ValueError: the model's attention cannot be hooked, or the anchors do not fit.
+            ValueError: the model's attention cannot be hooked, or the anchors do not fit; inside
+                the block, a call whose prompt the anchors do not describe, or `generate` with
+                `guidance_scale`.
             RuntimeError: the model is in training mode or is already being steered.
         """
         from radar_core.hooks.attachment import attach

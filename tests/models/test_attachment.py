@@ -270,14 +270,102 @@ def test_anchors_that_cannot_be_are_refused(model, anchors, message):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_rows_and_lengths_that_do_not_fit_are_refused(model, inputs, method):
+@pytest.mark.parametrize("change", ["rows", "longer", "shorter"])
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_generate_refuses_anchors_of_another_shape(model, inputs, method, change, cache):
     anchors = inputs.pop("anchors")
-    three = torch.cat([anchors, anchors[:1]])
-    with method.applied_to(model, three), pytest.raises(ValueError, match="3 rows"):
-        model.generate(**inputs, max_new_tokens=3)
-    longer = torch.cat([anchors, torch.ones(2, 4, dtype=torch.bool)], dim=1)
-    with method.applied_to(model, longer), pytest.raises(ValueError, match="prompt of 24 tokens"):
-        model.generate(**inputs, max_new_tokens=3)
+    wrong = {
+        "rows": torch.cat([anchors, anchors[:1]]),
+        "longer": torch.cat([anchors, anchors[:, :4]], dim=1),
+        "shorter": anchors[:, :13],
+    }[change]
+    options = dict(max_new_tokens=1, cache_implementation=cache, disable_compile=True)
+    with (
+        method.applied_to(model, wrong),
+        pytest.raises(ValueError, match=r"anchors has shape .*expected \[2, 20\]"),
+    ):
+        model.generate(**inputs, **options)
+    assert "generate" not in vars(model)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("chunks", [(20,), (8, 12), (8, 8, 4)])
+def test_a_pass_that_reaches_beyond_the_anchors_is_refused(model, inputs, method, chunks):
+    anchors, ids = inputs["anchors"][:1, :15], inputs["input_ids"][:1]
+    cache, begin = transformers.DynamicCache(), 0
+    with (
+        torch.no_grad(),
+        method.applied_to(model, anchors),
+        pytest.raises(ValueError, match=r"a prompt of 15 tokens, but the model is given (16|20);"),
+    ):
+        for length in chunks:
+            model(ids[:, begin : begin + length], past_key_values=cache)
+            begin += length
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_pass_that_ends_before_the_anchors_do_is_refused_when_generation_begins(
+    model, inputs, method
+):
+    anchors, ids = inputs["anchors"][:1], inputs["input_ids"][:1]
+    cache = transformers.DynamicCache()
+    with torch.no_grad(), method.applied_to(model, anchors):
+        model(ids[:, :12], past_key_values=cache)
+        with pytest.raises(ValueError, match=r"prompt of 20 tokens, .*generating after 13;"):
+            model(ids[:, 12:13], past_key_values=cache)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_prompts_in_chunks_and_further_turns_are_steered(model, inputs, method):
+    """Chunks end where the anchors end; a growing prompt without a cache runs again and again."""
+    anchors, ids = inputs["anchors"][:1], inputs["input_ids"][:1]
+    with torch.no_grad(), method.applied_to(model, anchors):
+        whole = model(ids).logits
+        longer = torch.cat([ids, ids[:, :3]], dim=1)
+        uncached = model(longer, use_cache=False).logits
+    with torch.no_grad(), method.applied_to(model, anchors):
+        cache = transformers.DynamicCache()
+        for begin, end in [(0, 4), (4, 16), (16, 20)]:
+            part = model(ids[:, begin:end], past_key_values=cache, logits_to_keep=1).logits
+        rest = model(longer[:, 20:], past_key_values=cache).logits
+        torch.testing.assert_close(part[:, -1], whole[:, -1], atol=1e-4, rtol=0)
+        torch.testing.assert_close(rest[:, -1], uncached[:, -1], atol=1e-4, rtol=0)
+    with method.applied_to(model, anchors):
+        options = dict(do_sample=False, return_dict_in_generate=True)
+        first = model.generate(ids, max_new_tokens=3, **options)
+        turn = torch.cat([first.sequences, ids[:, :4]], dim=1)
+        cache = "cache" if "cache" in first else "past_key_values"
+        kept = model.generate(turn, max_new_tokens=3, **{cache: first[cache]}, **options)
+    assert kept.sequences.shape[1] == 30
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_prompt_lookup_runs_candidates_behind_the_prompt(model, inputs, method):
+    ids = inputs["input_ids"][:1, :10].repeat(1, 2)
+    with method.applied_to(model, inputs["anchors"][:1]):
+        own = model.generate(ids, max_new_tokens=6, do_sample=False)
+        ahead = model.generate(ids, max_new_tokens=6, do_sample=False, prompt_lookup_num_tokens=3)
+    assert torch.equal(own, ahead)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_guidance_is_refused_under_steering_only(model, inputs, method):
+    anchors = inputs.pop("anchors")
+    config = transformers.GenerationConfig(guidance_scale=1.5, max_new_tokens=2, pad_token_id=0)
+    processor = transformers.UnbatchedClassifierFreeGuidanceLogitsProcessor(1.5, model)
+    calls = [
+        dict(guidance_scale=1.5, max_new_tokens=2),
+        dict(generation_config=config),
+        dict(logits_processor=[processor], max_new_tokens=2),
+    ]
+    for call in calls:
+        with (
+            method.applied_to(model, anchors),
+            pytest.raises(ValueError, match=r"guidance_scale .* use SPA.*strength=1\.5"),
+        ):
+            model.generate(**inputs, **call)
+        with method.applied_to(model, None):
+            model.generate(**inputs, **call)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from radar_core.agent_radar import AgentRadar, Prompt
+    from radar_core.agent_radar import AgentRadar, Chosen, Prompt
     from radar_core.anchors import Anchor
     from radar_core.methods import (
         GUIDE,
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from radar_core.transcript import Message, Transcript
 
 _HOMES = {
-    "radar_core.agent_radar": ("AgentRadar", "Prompt"),
+    "radar_core.agent_radar": ("AgentRadar", "Chosen", "Prompt"),
     "radar_core.anchors": ("Anchor",),
     "radar_core.methods": (
         "GUIDE",
@@ -53,6 +53,7 @@ __all__ = [
     "AgentRadar",
     "Anchor",
     "AttentionBias",
+    "Chosen",
     "InstABoost",
     "Message",
     "Method",

@@ -5,8 +5,9 @@ Source: Agent-Radar, arXiv 2605.30136, section 3.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from radar_core.anchors import Anchor
@@ -45,7 +46,7 @@ class Chosen:
     receiver: str
     query: str
     round: int
-    candidates: list[ScoredSentence]
+    candidates: list[ScoredSentence] = field(repr=False)
     threshold: float | None
     top_k: int | None
     query_anchored: bool
@@ -62,20 +63,30 @@ class Chosen:
         return _best_first([item for item in self.candidates if not item.selected])[:_NEAREST]
 
     @property
+    def rule(self) -> str:
+        """What it takes to be chosen, in a few words."""
+        most = "" if self.top_k is None else f"the best {self.top_k}"
+        if self.threshold is None:
+            return f"{most or 'all'}, without a threshold"
+        return f"{most}{', ' * bool(most)}score at least {self.threshold:g}"
+
+    @property
     def explanation(self) -> str:
         """A sentence or two for a person: what was chosen, or why nothing was."""
         chosen, count = len(self.sentences), len(self.candidates)
-        limit = "" if self.threshold is None else f" (score at least {self.threshold:g})"
         if chosen:
-            return f"Chose {chosen} of {count} sentences that reach {self.receiver!r}{limit}."
+            return (
+                f"Chose {chosen} of {count} sentences that reach {self.receiver!r} ({self.rule})."
+            )
         only = "only the query is anchored" if self.query_anchored else "nothing is anchored"
         if not self.candidates:
             alone = "" if self.reachable else f"No other agent can reach {self.receiver!r}. "
             return f"{alone}No sentence reaches {self.receiver!r} in round {self.round}, so {only}."
         best = self.nearest[0]
         return (
-            f"None of the {count} sentences that reach {self.receiver!r} scores enough{limit}, so "
-            f"{only}; the nearest scores {best.score:.3f} and lacks {best.lacked:.3f}."
+            f"None of the {count} sentences that reach {self.receiver!r} scores enough "
+            f"({self.rule}), so {only}; the nearest scores {best.score:.3f} and lacks "
+            f"{best.lacked:.3f}."
         )
 
     def __iter__(self) -> Iterator[ScoredSentence]:
@@ -112,8 +123,10 @@ class AgentRadar:
         encoder: a `Relevance`, or what one is made of; None is all-MiniLM-L6-v2.
         spatial_decay: factor per hop beyond the first, in (0, 1].
         temporal_decay: factor per round beyond the last one, in (0, 1].
-        threshold: least score, -1 to 1; None is 0.65, or no limit if top_k is given.
-        top_k: the most sentences to choose, best first; None for all.
+        threshold: least score, -1 to 1; None is 0.65, the paper's, which often chooses nothing, or
+            no limit if top_k is given (`radar_kernels.select_relevant` keeps its limit then).
+        top_k: the most sentences to choose, best first; None for all. Alone it drops the
+            threshold, so that there is always something to anchor.
         anchor_query: whether the query is an anchor too, as in the paper.
         self_policy: "clamp", "literal" or "exclude", for own and same-round sentences, whose
             exponents are negative; see `Decay`.
@@ -142,7 +155,7 @@ class AgentRadar:
         if threshold is not None and not -1 <= threshold <= 1:
             raise ValueError(f"threshold must lie between -1 and 1, got {threshold!r}")
         if top_k is not None and (isinstance(top_k, bool) or int(top_k) != top_k or top_k < 1):
-            raise ValueError(f"top_k must be a whole number of at least 1 or None, got {top_k!r}")
+            raise ValueError(f"top_k must be a whole number of at least 1, got {top_k!r}")
         self.topology = topology
         self.relevance = encoder if isinstance(encoder, Relevance) else Relevance(encoder)
         self.decay = Decay(spatial_decay, temporal_decay, self_policy)
@@ -176,10 +189,13 @@ class AgentRadar:
             self_policy="clamp",
         )
 
+    def __repr__(self) -> str:
+        return f"AgentRadar({self.topology!r}, {len(self._transcript)} messages observed)"
+
     @property
     def transcript(self) -> Transcript:
         """A copy of what was observed so far."""
-        return Transcript(self._transcript)
+        return copy.deepcopy(self._transcript)
 
     def observe(self, *, sender: str, text: str, round: int | None = None) -> Message:
         """Add a message to the conversation.
@@ -187,7 +203,7 @@ class AgentRadar:
         Args:
             sender: name of the agent that wrote it.
             text: what it wrote.
-            round: its round; None takes the number of earlier messages of the same sender.
+            round: its round; None as in `Transcript.append`.
 
         Returns:
             The message.
@@ -207,15 +223,15 @@ class AgentRadar:
         Args:
             receiver: name of the agent that will answer.
             query: what it has to do; not blank.
-            round: its round; None is one after the latest round observed, so that nothing of the
-                latest round has decayed.
+            round: its round; None is one after the latest round observed (0 before the first), so
+                that nothing of the latest round has decayed.
 
         Returns:
-            The selection. A receiver that nobody reaches, or a query that nothing fits, is no
-            error: nothing is chosen then, and `explanation` says why.
+            The selection. A receiver that nobody reaches or who speaks first, or a query that
+            nothing fits, is no error: nothing is chosen then, and `explanation` says why.
 
         Raises:
-            ValueError: if the receiver is unknown, a value is unusable or nothing was observed.
+            ValueError: if the receiver is unknown or a value is unusable.
         """
         hops, now = self._check(receiver, query, round)
         sentences = [
@@ -250,7 +266,7 @@ class AgentRadar:
         """Write the receiver's prompt, with the chosen sentences (and the query) as anchors.
 
         One user message holds every visible message in full, as blocks headed by sender and round,
-        and the query after them.
+        and the query after them; before the first message it holds the query alone.
 
         Args:
             receiver: name of the agent that will answer.
@@ -298,10 +314,8 @@ class AgentRadar:
         hops = self.topology.hops_to(receiver)
         if not isinstance(query, str) or not query.strip():
             raise ValueError(f"query must be a str that is not blank, got {query!r}")
-        if not len(self._transcript):
-            raise ValueError("the conversation is empty; observe(sender=, text=) messages first")
         if round is None:
-            return hops, 1 + max(message.round for message in self._transcript)
+            return hops, 1 + max((message.round for message in self._transcript), default=-1)
         if isinstance(round, bool) or not isinstance(round, int) or round < 0:
             raise ValueError(f"round must be a whole number >= 0 or None, got {round!r}")
         return hops, round

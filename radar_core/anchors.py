@@ -59,7 +59,8 @@ class Anchor:
         occurrence: which match of the text, counted from 0; None if it must be the only one.
 
     Raises:
-        ValueError: if neither or both ways are given, or the span is empty.
+        ValueError: if neither or both ways are given, the span is empty, or a field has the wrong
+            type.
     """
 
     message: int | None = None
@@ -69,7 +70,17 @@ class Anchor:
     occurrence: int | None = None
 
     def __post_init__(self) -> None:
+        for name in ("message", "start", "end", "occurrence"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+                hint = f"; a text goes under its name: Anchor(text={value!r})"
+                raise ValueError(
+                    f"an anchor's {name} must be an int or None, got {value!r}"
+                    + hint * isinstance(value, str)
+                )
         if self.text is not None:
+            if not isinstance(self.text, str):
+                raise ValueError(f"an anchor's text must be a str, got {self.text!r}")
             if self.start is not None or self.end is not None:
                 raise ValueError("an anchor takes start and end, or text, not both")
             if not self.text.strip():
@@ -442,6 +453,9 @@ def _contents(messages: Sequence[Mapping[str, Any]]) -> list[str]:
         content = message.get("content")
         if content is None and message.get("tool_calls"):
             content = ""
+        elif "content" not in message:
+            keys = ", ".join(map(str, message))
+            raise ValueError(f"message {index} lacks the key 'content'; it has {keys}")
         if not isinstance(content, str):
             raise ValueError(
                 f"the content of message {index} must be a str, got {type(content).__name__}"

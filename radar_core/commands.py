@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import json
+import math
 import os
+import re
 import sys
 import unicodedata
 import warnings
@@ -37,6 +40,7 @@ app = typer.Typer(
     help="Steer a language model's attention to what matters in a long multi-agent conversation.",
     no_args_is_help=True,
     add_completion=False,
+    rich_markup_mode=None,  # plain help: rich's takes "[default: ...]" in a text for markup
     pretty_exceptions_enable=False,
 )
 
@@ -67,13 +71,16 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+Debug = Annotated[
+    bool,
+    typer.Option("--debug", envvar="RADAR_DEBUG", help="Show tracebacks instead of one line."),
+]
+
+
 @app.callback()
 def radar(
     context: typer.Context,
-    debug: Annotated[
-        bool,
-        typer.Option("--debug", envvar="RADAR_DEBUG", help="Show tracebacks instead of one line."),
-    ] = False,
+    debug: Debug = False,
     version: Annotated[
         bool,
         typer.Option(
@@ -85,20 +92,31 @@ def radar(
 
 
 @contextmanager
-def _one_line_errors(debug: bool) -> Iterator[None]:
+def _one_line_errors(context: typer.Context, debug: bool) -> Iterator[None]:
     """Turn what bad input raises into one line on stderr and exit code 2."""
     try:
         yield
     except (ValueError, ImportError, OSError, RuntimeError) as error:
-        if debug:
+        if debug or context.obj:
             raise
         message = str(error)
         if isinstance(error, OSError) and error.filename is not None:
             message = f"{error.filename}: {error.strerror}"
         # Not through rich, which would wrap the line and read brackets as markup.
-        message = " ".join(message.split()) or type(error).__name__
+        message = _with_flags(" ".join(message.split()), context) or type(error).__name__
         typer.echo(f"radar: error: {message}", err=True)
         raise typer.Exit(2) from None
+
+
+def _with_flags(message: str, context: typer.Context) -> str:
+    """Call arguments what they are called on the command line, as in "top_k must be ..."."""
+    flags = {
+        option.name: option.opts[0]
+        for option in context.command.params
+        if option.name and option.opts[0].startswith("--")
+    }
+    names = "|".join(flags)
+    return re.sub(rf"^({names})\b(?!=)|\b({names})=", lambda m: flags[m[1] or m[2]], message)
 
 
 @app.command()
@@ -107,50 +125,84 @@ def inspect(
     file: Annotated[
         Path,
         typer.Argument(
-            help="JSON lines: one message a line (sender, text, round; or role, name, content), or "
-            "one conversation a line under messages."
+            metavar="FILE",
+            help="JSON lines, - for stdin: one message a line (sender, text and perhaps round; or "
+            "role, name, content), or one conversation a line under messages. A round left out is "
+            "counted: the sender's earlier messages, but no round before the latest one given. "
+            "Other fields, such as turn, are ignored.",
         ),
     ],
-    receiver: Annotated[str, typer.Option(help="Name of the agent that reads.")],
-    query: Annotated[str, typer.Option(help="What it has to do.")],
+    receiver: Annotated[str, typer.Option(metavar="NAME", help="Agent that reads.")],
+    query: Annotated[str, typer.Option(metavar="TEXT", help="What it has to do.")],
     conversation: Annotated[
-        str | None, typer.Option(help="Id (or place, from 0) of the conversation in the file.")
+        str | None,
+        typer.Option(
+            metavar="ID",
+            help="Which conversation of the file: its id, or its place from 0 if it has none.",
+        ),
     ] = None,
     topology: Annotated[
         Path | None,
         typer.Option(
-            help="Who talks to whom: one edge 'a -> b' a line, or JSON. Without it everybody is "
-            "one hop apart."
+            metavar="FILE",
+            help="Who talks to whom: a line for each edge, 'a -> b', 'a <-> b' or a chain "
+            '\'a -> b -> c\'; or a .json file with a list of pairs, [["a", "b"], ...]. Without '
+            "it everybody is one hop apart.",
         ),
     ] = None,
     threshold: Annotated[
         float | None,
-        typer.Option(help="Least score, -1 to 1. [default: 0.65, or none with --top-k]"),
+        typer.Option(
+            metavar="SCORE",
+            help="Least score, -1 to 1.",
+            show_default="0.65, or none with --top-k",
+        ),
     ] = None,
-    top_k: Annotated[int | None, typer.Option(help="Choose at most this many sentences.")] = None,
-    spatial_decay: Annotated[float, typer.Option(help="Factor per hop, in (0, 1].")] = 0.92,
-    temporal_decay: Annotated[float, typer.Option(help="Factor per round, in (0, 1].")] = 0.92,
+    top_k: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Choose the best N; without --threshold there is then no least score.",
+        ),
+    ] = None,
+    spatial_decay: Annotated[
+        float, typer.Option(metavar="FACTOR", help="Factor per hop, in (0, 1].")
+    ] = 0.92,
+    temporal_decay: Annotated[
+        float, typer.Option(metavar="FACTOR", help="Factor per round, in (0, 1].")
+    ] = 0.92,
     self_policy: Annotated[
-        OwnMessages, typer.Option(help="What own and same-round messages count.")
+        OwnMessages,
+        typer.Option(
+            metavar="POLICY",
+            help="How own and same-round messages decay: clamp (not at all), literal (as the "
+            "formula says, which raises their score) or exclude (never chosen).",
+        ),
     ] = OwnMessages.clamp,
     anchor_query: Annotated[bool, typer.Option(help="Anchor the query too.")] = True,
     encoder: Annotated[
         str | None,
         typer.Option(
-            help="Name or folder of a sentence-transformers model. [default: the embedded one]"
+            metavar="NAME",
+            help="Name or folder of a sentence-transformers model.",
+            show_default="the embedded all-MiniLM-L6-v2",
         ),
     ] = None,
-    html: Annotated[Path | None, typer.Option(help="Write the page here.")] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the page here.")] = None,
     as_json: Json = False,
+    debug: Debug = False,
 ) -> None:
-    """Show which sentences of a conversation Radar would choose for an agent, and why."""
-    with _one_line_errors(context.obj):
+    """Show which sentences Radar would choose for an agent, and why."""
+    with _one_line_errors(context, debug):
         from radar_core.agent_radar import AgentRadar
         from radar_core.topology import Topology
         from radar_core.transcript import Transcript
 
+        if file == Path("-"):
+            file = Path("/dev/stdin")
         transcript = Transcript.from_jsonl(file, conversation)
-        graph = Topology.from_file(topology) if topology else Topology.complete(transcript.senders)
+        everybody = dict.fromkeys([*transcript.senders, receiver])
+        graph = Topology.from_file(topology) if topology else Topology.complete(everybody)
         selector = AgentRadar(
             graph,
             encoder,
@@ -166,15 +218,16 @@ def inspect(
         _check_writable(html)
         with _quiet_libraries(), _status("embedding the sentences"):
             chosen = selector.select(receiver=receiver, query=query)
+        notes = _unheard(graph, transcript.senders, receiver)
         if html is not None:
             from radar_core.page import write_page
 
             name = file.name if conversation is None else f"{file.name}, {conversation}"
-            write_page(html, transcript, graph, chosen, title=f"Radar: {name}")
+            write_page(html, transcript, graph, chosen, title=f"Radar: {name}", notes=notes)
         if as_json:
-            _print_json(_selection(chosen, graph))
+            _print_json({**_selection(chosen, graph), "notes": notes})
         else:
-            _print_selection(chosen, graph)
+            _print_selection(chosen, graph, notes)
         _say_where(html)
 
 
@@ -184,22 +237,40 @@ def demo(
     model: Annotated[
         str | None,
         typer.Option(
-            help="Name or folder of a transformers model. [default: the embedded SmolLM2-135M]"
+            metavar="NAME",
+            help="Name or folder of a transformers model.",
+            show_default="the embedded SmolLM2-135M-Instruct",
         ),
     ] = None,
-    device: Annotated[str, typer.Option(help="Any torch device, such as cpu or cuda.")] = "cpu",
+    device: Annotated[
+        str, typer.Option(metavar="DEVICE", help="Any torch device, such as cpu or cuda.")
+    ] = "cpu",
     dtype: Annotated[
-        DType, typer.Option(help="Of the weights; auto takes what is faster on the device.")
+        DType,
+        typer.Option(
+            metavar="DTYPE",
+            help="Of the weights: float32, bfloat16, or auto, what is faster on the device.",
+        ),
     ] = DType.auto,
     seed: Annotated[
-        int | None, typer.Option(help="Sample the discussion with this seed. [default: greedy]")
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Sample the discussion with this seed; the replies are greedy.",
+            show_default="none, a greedy discussion",
+        ),
     ] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="Length limit of each reply.")] = 48,
-    html: Annotated[Path, typer.Option(help="Write the page here.")] = Path("radar-demo.html"),
+    max_new_tokens: Annotated[
+        int, typer.Option(metavar="N", help="Length limit of each reply.")
+    ] = 48,
+    html: Annotated[Path, typer.Option(metavar="FILE", help="Write the page here.")] = Path(
+        "radar-demo.html"
+    ),
     as_json: Json = False,
+    debug: Debug = False,
 ) -> None:
-    """Let a small model hold a discussion, then answer with and without steering."""
-    with _one_line_errors(context.obj):
+    """Hold a small discussion, then answer with and without steering."""
+    with _one_line_errors(context, debug):
         _check_writable(html)
         with _quiet_libraries():
             found = _demonstrate(model, device, dtype, seed, max_new_tokens)
@@ -211,7 +282,7 @@ def demo(
                 found.topology,
                 found.chosen,
                 title="Radar demo",
-                notes=_findings(found),
+                notes=[*_findings(found), _FAIR_COSTS],
                 replies=_page_replies(found),
             )
         if as_json:
@@ -222,9 +293,9 @@ def demo(
 
 
 @app.command()
-def doctor(context: typer.Context, as_json: Json = False) -> None:
-    """Show versions, devices and which implementation of each operator would run here."""
-    with _one_line_errors(context.obj):
+def doctor(context: typer.Context, as_json: Json = False, debug: Debug = False) -> None:
+    """Show versions, devices, and the backend of each operator here."""
+    with _one_line_errors(context, debug):
         from radar_core.doctor import examine
 
         with _quiet_libraries():
@@ -336,7 +407,27 @@ SENTENCE_COLUMNS = (
 )  # fmt: skip
 
 
-def _print_selection(chosen: Chosen, graph: Topology) -> None:
+def _unheard(graph: Topology, senders: Sequence[str], receiver: str) -> list[str]:
+    """Say who is silent and whose messages go nowhere: a name may have been mistyped."""
+    notes = []
+    if silent := [agent for agent in graph.agents if agent not in senders]:
+        names = [repr(agent) + _meant(agent, senders) for agent in silent]
+        notes.append(f"not heard in this conversation: {', '.join(names)}.")
+    hops = graph.hops_to(receiver)
+    if lost := [repr(name) for name in senders if hops[name] < 0]:
+        notes.append(
+            f"nothing can be chosen of what does not reach {receiver!r} in this topology, the "
+            f"messages of {', '.join(lost)}."
+        )
+    return notes
+
+
+def _meant(name: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def _print_selection(chosen: Chosen, graph: Topology, notes: Sequence[str]) -> None:
     console = _console()
     hops = graph.hops_to(chosen.receiver)
     if chosen.sentences:
@@ -354,6 +445,11 @@ def _print_selection(chosen: Chosen, graph: Topology) -> None:
     console.print(_plain(chosen.explanation))
     if chosen.sentences and chosen.query_anchored:
         console.print("The query is anchored too.")
+    if not chosen.sentences and chosen.nearest:
+        enough = math.floor(100 * chosen.nearest[0].score) / 100
+        console.print(f"To choose some all the same: --top-k 3, or --threshold {enough:.2f}.")
+    for note in notes:
+        console.print(f"Note: {_plain(note)}")
 
 
 def _selection(chosen: Chosen, graph: Topology) -> dict[str, Any]:
@@ -456,6 +552,13 @@ def _progress(steps: int) -> Iterator[Callable[[str], None]]:
         yield advance
 
 
+_FAIR_COSTS = (
+    "A time below that of the unsteered model is not steering's doing: on a CPU, what is steered "
+    "runs on Radar's own operators. What steering itself adds shows beside radar-unsteered, the "
+    "same with nothing anchored, in the table of `make benchmark`."
+)
+
+
 def _findings(found: Demonstration) -> list[str]:
     """What a reader has to know before the figures, the failures included."""
     notes = []
@@ -543,6 +646,7 @@ def _print_demonstration(found: Demonstration) -> None:
     columns = ("method", ">P(right answer)", ">attention", ">prefill", ">per token")
     console.print(_table("What steering does and costs", columns, figures))
     base = found.outcomes[0]
+    console.print(_FAIR_COSTS)
     console.print(
         f"P(right answer): of “{ANSWER.strip()}” after “{ANSWER_STEM}”. attention: share of the "
         "last prompt token's attention that the anchors get, mean over layers and heads (SPA works "

@@ -275,8 +275,8 @@ def answer_probability(
     """Compute how probable an answer is once the reply has begun with a given stem.
 
     The stem and the answer are forced in one pass behind the prompt's: the probability is the
-    product over the answer's tokens of `softmax(logits)[token]`, with the method's own (for SPA blended) logits. No
-    temperature or other logits processor applies.
+    product over the answer's tokens of `softmax(logits)[token]`, with the method's own (for SPA
+    blended) logits. No temperature or other logits processor applies.
 
     Args:
         model: a transformers causal language model in evaluation mode.

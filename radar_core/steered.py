@@ -91,6 +91,9 @@ class Steered:
         self.tokenizer = tokenizer
         self.method = method
 
+    def __repr__(self) -> str:
+        return f"Steered({type(self.model).__name__}, {self.method!r})"
+
     def chat(
         self,
         messages: Messages | Prompt,
@@ -104,10 +107,11 @@ class Steered:
         """Answer a conversation, steered towards its anchors.
 
         Args:
-            messages: dicts with "role" and "content", oldest first, or an `AgentRadar` prompt,
-                which brings its own anchors.
+            messages: dicts with "role" and "content", oldest first; a str, which is one message of
+                the user; or an `AgentRadar` prompt, which brings its own anchors.
             anchors: texts that occur once in the messages, `Anchor`s, or (start, end) characters
-                of the rendered prompt; none means an unsteered reply.
+                of the rendered prompt; none means an unsteered reply. Given with an `AgentRadar`
+                prompt they replace its own: pass `[*prompt.anchors, ...]` to add some.
             max_new_tokens: length limit of the reply, in tokens.
             include_template: whether anchors may cover the chat template's own text.
             template: further arguments of the chat template, e.g. {"enable_thinking": False}.
@@ -119,6 +123,7 @@ class Steered:
         Raises:
             ValueError: an anchor is absent, ambiguous or covers everything; the prompt does not
                 fit the model's context; the model cannot be steered.
+            RuntimeError: the model is in training mode, or is already being steered.
         """
         if not isinstance(messages, Sequence):
             anchors = messages.anchors if anchors is None else anchors
@@ -187,8 +192,9 @@ class Steered:
             What `model.generate` returns, of the same type.
 
         Raises:
-            ValueError: the anchors do not have the prompt's shape, anchor all of a prompt, or the
-                model cannot be steered.
+            ValueError: the anchors do not have the prompt's shape, anchor all of a prompt, the
+                model cannot be steered, or `guidance_scale` is given with anchors.
+            RuntimeError: the model is in training mode, or is already being steered.
         """
         prompt = input_ids if input_ids is not None else inputs.get("inputs_embeds")
         if prompt is None:
@@ -263,6 +269,7 @@ def attention_mass(
 
     Raises:
         ValueError: nothing is anchored, or the anchors do not have the prompt's shape.
+        RuntimeError: the model is in training mode, or is already being steered.
     """
     anchors = torch.as_tensor(anchors)
     check_shape(anchors, input_ids, attention_mask)

@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import random as random_numbers
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -128,7 +129,7 @@ class Topology:
         hint = f"; did you mean {close[0]!r}?" if close else "."
         raise ValueError(
             f"{argument} {name!r} is not in the topology{hint} Known agents: "
-            + ", ".join(self.agents)
+            f"{', '.join(self.agents)}. Correct the name, or add the agent to the topology"
         )
 
     @classmethod
@@ -254,8 +255,9 @@ class Topology:
         """Read a topology from an edge list.
 
         Text files have one edge a line: `a -> b`, `a <-> b` (both ways), `a, b` (CSV, quotes
-        allowed) or `a b`; a single name adds an agent without an edge; blank lines and lines that
-        start with # are skipped. A .json file holds a list of pairs, or
+        allowed) or `a b`; arrows may form a chain, `a -> b -> c`; a single name adds an agent
+        without an edge; blank lines and lines that start with # are skipped. A .json file holds a
+        list of pairs, or
         `{"edges": [[a, b], ...], "agents": [...]?}`.
 
         Args:
@@ -338,26 +340,29 @@ def _text_edges(text: str, path: str | os.PathLike[str]) -> tuple[list[Edge], li
         line = line.strip()
         if not line or line.startswith("#"):
             continue
-        names, both_ways = _split_line(line)
-        if len(names) > 2 or not all(names):
+        names, arrows = _split_line(line)
+        if len(names) != len(arrows) + 1 or not all(names):
             raise ValueError(
-                f"{path}:{number}: expected two agent names ('a -> b', 'a, b' or 'a b') or one, "
-                f"got {line!r}"
+                f"{path}:{number}: expected two agent names ('a -> b', 'a, b' or 'a b'), a chain "
+                f"'a -> b -> c' or one name, got {line!r}"
             )
         agents.update(dict.fromkeys(names))
-        if len(names) == 2:
-            edges.append((names[0], names[1]))
-            edges += [(names[1], names[0])] * both_ways
+        for (here, there), arrow in zip(itertools.pairwise(names), arrows, strict=True):
+            edges.append((here, there))
+            edges += [(there, here)] * (arrow == "<->")
     return edges, list(agents)
 
 
-def _split_line(line: str) -> tuple[list[str], bool]:
-    for arrow in ("<->", "->"):
-        if arrow in line:
-            return [name.strip() for name in line.split(arrow)], arrow == "<->"
+def _split_line(line: str) -> tuple[list[str], list[str]]:
+    """Cut a line into names and the arrows between them; one arrow stands for any other sign."""
+    parts = [part.strip() for part in re.split("(<->|->)", line)]
+    if len(parts) > 1:
+        return parts[::2], parts[1::2]
     if "," in line or line.startswith('"'):
-        return [name.strip() for name in next(csv.reader([line], skipinitialspace=True))], False
-    return line.split(), False
+        names = [name.strip() for name in next(csv.reader([line], skipinitialspace=True))]
+    else:
+        names = line.split()
+    return names, ["->"] * (len(names) == 2)
 
 
 def _json_edges(

@@ -13,7 +13,7 @@ from typing import Any
 
 __all__ = ["Message", "Transcript"]
 
-_LISTED_IDS = 20
+_LISTED_IDS = 8
 
 
 @dataclass(frozen=True)
@@ -52,18 +52,21 @@ class Transcript:
     """An append-only list of messages, oldest first.
 
     Args:
-        messages: messages to start with.
+        messages: messages to start with; their rounds count as given.
 
     Raises:
         ValueError: if an item is no `Message`.
     """
 
     def __init__(self, messages: Iterable[Message] = ()) -> None:
-        self._messages: list[Message] = list(messages)
-        for message in self._messages:
+        self._messages: list[Message] = []
+        self._sent: Counter[str] = Counter()
+        self._latest: dict[str, int] = {}
+        self._given = 0
+        for message in messages:
             if not isinstance(message, Message):
                 raise ValueError(f"messages must hold Message objects, got {message!r}")
-        self._sent = Counter(message.sender for message in self._messages)
+            self._add(message, given=True)
 
     def append(self, sender: str, text: str, round: int | None = None) -> Message:
         """Add a message at the end.
@@ -71,8 +74,10 @@ class Transcript:
         Args:
             sender: name of the agent that wrote it.
             text: what was written.
-            round: its round; None takes the number of earlier messages of the same sender. (A
-                plain turn number is no round: in a group chat it would decay everything away.)
+            round: its round; None takes the number of earlier messages of the same sender, but
+                at least one after that sender's latest round and the latest round given for any
+                message before. (A plain turn number is no round: in a group chat it would decay
+                everything away.)
 
         Returns:
             The message that was added.
@@ -80,12 +85,22 @@ class Transcript:
         Raises:
             ValueError: if a value is unusable; nothing is added then.
         """
-        if round is None:
-            round = self._sent[sender] if isinstance(sender, str) else 0
-        message = Message(sender, round, text)
-        self._messages.append(message)
-        self._sent[sender] += 1
+        given = round is not None
+        message = Message(sender, round if round is not None else self._next_round(sender), text)
+        self._add(message, given)
         return message
+
+    def _next_round(self, sender: Any) -> int:
+        if not isinstance(sender, str):
+            return 0
+        return max(self._sent[sender], self._latest.get(sender, -1) + 1, self._given)
+
+    def _add(self, message: Message, given: bool) -> None:
+        self._messages.append(message)
+        self._sent[message.sender] += 1
+        self._latest[message.sender] = max(self._latest.get(message.sender, 0), message.round)
+        if given:
+            self._given = max(self._given, message.round)
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -127,7 +142,8 @@ class Transcript:
 
         Raises:
             ValueError: with file and line, if a line is no JSON, a field is missing or wrong, the
-                file holds no message, or the conversation is not chosen, unknown or ambiguous.
+                file is one JSON document or holds no message, or the conversation is not chosen,
+                unknown or ambiguous.
             OSError: if the file cannot be read.
         """
         rows = list(_rows(Path(path)))
@@ -137,8 +153,8 @@ class Transcript:
         if not any(whole):
             if conversation is not None:
                 raise ValueError(
-                    f"conversation={conversation!r} was asked for, but {path} holds the messages "
-                    "of a single conversation; leave conversation out"
+                    f"conversation {conversation!r} was asked for, but {path} holds the messages "
+                    "of a single conversation; leave it out"
                 )
             return cls._from_records(rows, f"{path}:")
         if not all(whole):
@@ -177,9 +193,10 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         try:
             row = json.loads(line)
         except json.JSONDecodeError as error:
+            hint = "; the whole file is one JSON document instead" if _is_json(text) else ""
             raise ValueError(
                 f"{path}:{number}: not JSON: {error.msg} at column {error.colno}; "
-                "expected one JSON object a line"
+                f"expected one JSON object a line{hint}"
             ) from None
         if not isinstance(row, dict):
             raise ValueError(
@@ -187,6 +204,14 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 "or one conversation a line)"
             )
         yield number, row
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except json.JSONDecodeError:
+        return False
+    return True
 
 
 def _choose(
@@ -208,7 +233,7 @@ def _choose(
         raise ValueError(f"conversation {conversation!r} is on several lines of {path}: {lines}")
     if not matches:
         close = difflib.get_close_matches(str(conversation), names, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
+        hint = f"; did you mean {close[0]!r}?" if close else "."
         raise ValueError(
             f"{path} holds no conversation {conversation!r}{hint} It holds: {_listed(names)}"
         )

@@ -8,7 +8,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -40,7 +40,7 @@ class Steering:
 
     method: Method
     active: bool
-    attention: AttentionHook | None = None
+    attention: AttentionHook | None = field(default=None, repr=False)
 
     @property
     def calls(self) -> dict[int, int]:

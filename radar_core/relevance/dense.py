@@ -43,6 +43,11 @@ class Relevance:
         self._embeddings: dict[str, np.ndarray] = {}
         self._lock = threading.Lock()
 
+    def __repr__(self) -> str:
+        name = self._encoder if isinstance(self._encoder, str) else type(self._encoder).__name__
+        name = "all-MiniLM-L6-v2" if self._encoder is None else name
+        return f"Relevance({name}, {len(self._embeddings)} texts embedded)"
+
     def sentence_spans(self, text: str) -> list[tuple[int, int]]:
         """Cut a text into sentences; see `sentence_spans` in `radar_core.relevance`."""
         return sentence_spans(text, self.language)

@@ -9,6 +9,8 @@ from functools import lru_cache
 
 __all__ = ["sentence_spans"]
 
+_LABEL = re.compile(r"\W*(?:\d+(?:\.\d+)*|[A-Za-z]|[IVX]+)[.):\]]+")
+_TITLE = re.compile(r"\b(?:Dr|Mr|Mrs|Ms|Prof|Vol|Fig|Eq|vs)\.$")
 _LONGEST = 400  # characters; longer "sentences" that have several lines are code, logs or tables
 
 
@@ -17,7 +19,8 @@ def sentence_spans(text: str, language: str = "en") -> list[tuple[int, int]]:
 
     Boundaries are sentencex's. What it leaves longer than 400 characters (code blocks, tables,
     logs) is cut at line ends too. Blanks around a sentence do not belong to it. Sentences without a
-    letter, digit or pictograph (rules, code fences) are dropped.
+    letter, digit or pictograph (rules, code fences) are dropped. List labels ("1.", "A.", "II.")
+    and what ends in a title ("Dr.") go together with what follows in the same paragraph.
 
     Args:
         text: the text; may be empty.
@@ -44,7 +47,14 @@ def sentence_spans(text: str, language: str = "en") -> list[tuple[int, int]]:
         span = boundary["start_index"], boundary["end_index"]
         long = span[1] - span[0] > _LONGEST
         spans += _lines(plain, *span) if long else [span]
-    return [_without_blanks(text, *span) for span in spans if _says_something(text[slice(*span)])]
+    sentences: list[tuple[int, int]] = []
+    for start, end in spans:
+        if not _says_something(text[start:end]):
+            continue
+        if sentences and _goes_on(text, sentences[-1], start):
+            start = sentences.pop()[0]
+        sentences.append(_without_blanks(text, start, end))
+    return sentences
 
 
 @lru_cache(maxsize=1)
@@ -53,6 +63,15 @@ def _plain_blanks() -> dict[int, str]:
     blanks = (chr(code) for code in range(sys.maxunicode + 1) if chr(code).isspace())
     table = {ord(blank): " " for blank in blanks if blank not in " \t\n\r"}
     return table | {ord(blank): "\n" for blank in "\v\f\x85\u2028\u2029"}
+
+
+def _goes_on(text: str, sentence: tuple[int, int], following: int) -> bool:
+    """Whether a "sentence" says nothing without the one that starts at `following`."""
+    start, end = sentence
+    same_paragraph = text.count("\n", end, following) < 2
+    return same_paragraph and (
+        _LABEL.fullmatch(text, start, end) is not None or _TITLE.search(text[start:end]) is not None
+    )
 
 
 def _says_something(text: str) -> bool:

@@ -189,6 +189,34 @@ def test_real_sentences_are_found_and_end_up_as_tokens(encoder):
     assert tokenizer.decode(ids) == " The budget is 40,000 euros.How large is the budget?"
 
 
+def test_who_speaks_first_gets_the_query_alone():
+    radar = chain()
+    assert radar.select(receiver="solver", query=QUERY).round == 0
+    prompt = radar.prompt(receiver="solver", query=QUERY)
+    (message,), (anchor,) = prompt.messages, prompt.anchors
+    assert message["content"] == f"Your task, solver:\n{QUERY}"
+    assert message["content"][anchor.start : anchor.end] == QUERY
+    assert prompt.chosen.candidates == [] and len(prompt.chosen) == 0
+    assert "No sentence reaches 'solver' in round 0" in prompt.chosen.explanation
+
+
+def test_the_copy_of_the_transcript_counts_rounds_on_as_the_original_does():
+    radar = chain()
+    for sender in ("near", "near", "far"):
+        radar.observe(sender=sender, text="x")
+    assert radar.transcript.append("solver", "y").round == 0
+    assert radar.observe(sender="far", text="x").round == 1
+
+
+def test_a_selector_says_what_it_holds():
+    radar = chain()
+    radar.observe(sender="near", text="Near 0.9.")
+    assert repr(radar) == "AgentRadar(Topology(4 agents, 3 edges), 1 messages observed)"
+    shown = repr(radar.select(receiver="solver", query=QUERY))
+    assert "0.9" not in shown and "top_k=None" in shown
+    assert repr(radar.relevance) == "Relevance(Scripted, 2 texts embedded)"
+
+
 def test_encoders_may_be_shared():
     shared = Relevance(Scripted())
     assert AgentRadar(Topology.complete(2), shared).relevance is shared
@@ -215,8 +243,6 @@ def test_unusable_calls_are_refused_and_leave_nothing_behind():
     with pytest.raises(ValueError, match="topology must be a Topology, got list"):
         AgentRadar([("a", "b")], Scripted())
     radar = chain()
-    with pytest.raises(ValueError, match="conversation is empty"):
-        radar.select(receiver="solver", query=QUERY)
     with pytest.raises(ValueError, match=r"sender 'neer'.*did you mean 'near'"):
         radar.observe(sender="neer", text="x")
     with pytest.raises(ValueError, match="text must be a str"):

@@ -487,13 +487,30 @@ def test_anchors_need_a_span_or_a_text(fields):
 
 
 @pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Anchor("party"), r"message must be an int.*'party'; .*Anchor\(text='party'\)"),
+        (lambda: Anchor(0, "party"), r"start must be an int.*Anchor\(text='party'\)"),
+        (lambda: Anchor(0, 1.5, 3), "start must be an int or None, got 1.5$"),
+        (lambda: Anchor(True, 0, 3), "message must be an int or None, got True"),
+        (lambda: Anchor(text=3), "text must be a str, got 3"),
+        (lambda: Anchor(text="x", occurrence="first"), "occurrence must be an int"),
+    ],
+)
+def test_fields_of_an_anchor_are_checked(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
     ("messages", "message"),
     [
         ([], "at least one"),
         ("hello", "list"),
         ([{"content": "x"}], "message 0 must be a dict with a str 'role'"),
         ([{"role": "user", "content": [{"type": "text", "text": "x"}]}], "join its text parts"),
-        ([{"role": "user"}], "content of message 0 must be a str, got NoneType"),
+        ([{"role": "user", "content": None}], "content of message 0 must be a str, got NoneType"),
+        ([{"role": "user", "text": "hi"}], "message 0 lacks the key 'content'; it has role, text"),
     ],
 )
 def test_unusable_messages_are_refused(messages, message):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import zlib
@@ -115,6 +116,44 @@ def test_inspect_uses_the_topology_and_the_decays(file: Path, words, tmp_path: P
     assert json.loads(literal.stdout)["chosen"][0]["temporal"] == 0.5
 
 
+def test_a_receiver_that_has_not_spoken_is_one_hop_from_everybody(file: Path, words):
+    result = inspect(file, "--top-k", 1, receiver="speeker")
+    assert result.exit_code == 0, result.output
+    assert "Renting the hall" in result.stdout
+    note = "not heard in this conversation: 'speeker' (did you mean 'speaker'?)."
+    assert f"Note: {note}" in result.stdout
+    found = json.loads(inspect(file, "--top-k", 1, "--json", receiver="newcomer").stdout)
+    assert found["notes"] == ["not heard in this conversation: 'newcomer'."]
+    assert found["chosen"][0]["hops"] == 1 and found["candidates"] == 5 - 1
+    assert json.loads(inspect(file, "--json").stdout)["notes"] == []
+
+
+def test_mistyped_agents_of_a_topology_are_noticed(file: Path, words, tmp_path: Path):
+    edges, page = tmp_path / "edges.txt", tmp_path / "page.html"
+    edges.write_text("host -> cock\ncook -> speaker\n")
+    arguments = ("--topology", edges, "--html", page)
+    notes = json.loads(inspect(file, *arguments, "--json").stdout)["notes"]
+    assert notes[0] == "not heard in this conversation: 'cock' (did you mean 'cook'?)."
+    assert notes[1].endswith("'speaker' in this topology, the messages of 'host'.")
+    shown = " ".join(inspect(file, *arguments).stdout.split())
+    assert all(note in shown for note in notes)
+    assert "the messages of &#39;host&#39;." in page.read_text(encoding="utf-8")
+
+
+def test_inspect_says_what_would_choose_something(file: Path, words):
+    shown = inspect(file, "--threshold", 1).stdout
+    value = re.search(r"To choose some all the same: --top-k 3, or --threshold (\S+)\.\n", shown)
+    assert value, shown
+    assert "Chose 1 of 4" in inspect(file, "--threshold", value[1]).stdout
+    assert "To choose some" not in inspect(file, "--top-k", 3).stdout
+
+
+def test_top_k_says_that_it_drops_the_threshold(file: Path, words):
+    assert "(the best 2, without a threshold)" in inspect(file, "--top-k", 2).stdout
+    both = inspect(file, "--top-k", 2, "--threshold", 0.1).stdout
+    assert "(the best 2, score at least 0.1)" in both
+
+
 def test_inspect_writes_the_page(file: Path, words, tmp_path: Path):
     page = tmp_path / "page.html"
     result = inspect(file, "--html", page, "--json")
@@ -127,8 +166,10 @@ def test_inspect_takes_one_conversation_of_several(words, tmp_path: Path):
     rows = [{"id": name, "messages": [{"role": name, "content": "Hi."}]} for name in "ab"]
     path.write_text("\n".join(map(json.dumps, rows)))
     assert inspect(path, "--conversation", "b", receiver="b").exit_code == 0
-    assert "2 conversations" in refused(inspect(path, receiver="b"))
-    assert "no conversation 'c'" in refused(inspect(path, "--conversation", "c", receiver="b"))
+    error = refused(inspect(path, receiver="b"))
+    assert "2 conversations; choose one with --conversation: a, b" in error
+    error = refused(inspect(path, "--conversation", "c", receiver="b"))
+    assert "no conversation 'c'. It holds: a, b" in error
 
 
 def test_conversations_cannot_control_the_terminal(words, tmp_path: Path):
@@ -165,8 +206,11 @@ class TestMistakes:
         assert "message" in refused(inspect(path))
 
     def test_unknown_receiver(self, file: Path):
-        error = refused(inspect(file, receiver="speeker"))
-        assert "'speeker' is not in the topology" in error and "did you mean 'speaker'" in error
+        edges = file.with_name("edges.txt")
+        edges.write_text("host -> cook\ncook -> speaker\n")
+        error = refused(inspect(file, "--topology", edges, receiver="speeker"))
+        assert error.startswith("--receiver 'speeker' is not in the topology; did you mean")
+        assert "host, cook, speaker. Correct the name, or add the agent" in error
 
     def test_blank_query(self, file: Path):
         assert "query" in refused(inspect(file, query=" "))
@@ -181,10 +225,11 @@ class TestMistakes:
     @pytest.mark.parametrize("value", [0, -0.5, 1.1, "nan"])
     def test_decay_out_of_range(self, file: Path, decay: str, value: object):
         error = refused(inspect(file, f"--{decay}-decay", value))
-        assert f"{decay}_decay must lie in (0, 1]" in error
+        assert error.startswith(f"--{decay}-decay must lie in (0, 1]")
 
     def test_top_k_of_nothing(self, file: Path):
-        assert "top_k" in refused(inspect(file, "--top-k", 0))
+        error = refused(inspect(file, "--top-k", 0))
+        assert error == "--top-k must be a whole number of at least 1, got 0"
 
     def test_sender_outside_the_topology(self, file: Path, tmp_path: Path):
         edges = tmp_path / "edges.txt"
@@ -193,7 +238,7 @@ class TestMistakes:
 
     def test_broken_topology(self, file: Path, tmp_path: Path):
         edges = tmp_path / "edges.txt"
-        edges.write_text("a -> b\na -> b -> c\n")
+        edges.write_text("a -> b\na -> b ->\n")
         assert f"{edges}:2: " in refused(inspect(file, "--topology", edges))
         assert "No such file" in refused(inspect(file, "--topology", tmp_path / "none"))
 
@@ -217,8 +262,9 @@ class TestMistakes:
         assert "--html: no folder" in refused(inspect(file, "--html", page))
 
     def test_debug_shows_the_traceback(self, file: Path, monkeypatch: pytest.MonkeyPatch):
-        arguments = ("inspect", file, "--receiver", "nobody", "--query", QUERY)
+        arguments = ("inspect", file, "--receiver", "speaker", "--query", " ")
         assert isinstance(run("--debug", *arguments).exception, ValueError)
+        assert isinstance(run(*arguments, "--debug").exception, ValueError)
         monkeypatch.setenv("RADAR_DEBUG", "1")
         assert isinstance(run(*arguments).exception, ValueError)
 
@@ -277,16 +323,42 @@ def test_doctor_survives_what_is_broken(monkeypatch: pytest.MonkeyPatch):
 # -- the process -----------------------------------------------------------------------------------
 
 
-def process(*arguments: str) -> subprocess.CompletedProcess[str]:
+def process(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     root = Path(radar_core.__file__).parents[1]
     return subprocess.run(
         [sys.executable, *arguments],
         capture_output=True,
+        input=stdin,
         text=True,
         cwd=root,
         env={**os.environ, "NO_COLOR": "1"},
         timeout=120,
     )
+
+
+@pytest.mark.parametrize("command", ["inspect", "demo"])
+def test_help_shows_every_default_whole_at_80_columns(command: str, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = run(command, "--help").stdout
+    assert max(map(len, shown.splitlines())) <= 80 and "<bool>" not in shown
+    text = " ".join(shown.split()).replace("- ", "-")
+    expected = {
+        "inspect": [
+            "[default: (0.65, or none with --top-k)]",
+            "embedded all-MiniLM-L6-v2",
+            "clamp",
+        ],
+        "demo": ["embedded SmolLM2-135M-Instruct", "[default: (none, a greedy discussion)]"],
+    }
+    assert all(part in text for part in expected[command]), text
+
+
+def test_a_conversation_comes_from_standard_input(file: Path):
+    done = process(
+        "-m", "radar_core.cli", "inspect", "-", "--receiver", "speaker", "--query", QUERY,
+        "--json", stdin=file.read_text(),
+    )  # fmt: skip
+    assert json.loads(done.stdout)["candidates"] == 4, done.stderr
 
 
 def test_help_loads_no_heavy_library():
@@ -314,7 +386,7 @@ def test_the_real_command_inspects_with_the_embedded_encoder(file: Path):
 
 def test_a_mistake_ends_the_process_with_one_line_and_code_2(file: Path):
     done = process(
-        "-m", "radar_core.cli", "inspect", str(file), "--receiver", "nobody", "--query", QUERY
+        "-m", "radar_core.cli", "inspect", str(file), "--receiver", "speaker", "--query", " "
     )
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.count("\n") == 1 and "Traceback" not in done.stderr

@@ -32,6 +32,22 @@ def test_sentences_of_prose_lists_and_other_scripts():
     assert pieces("Good? 👍") == ["Good?", "👍"]
 
 
+def test_labels_and_titles_go_with_what_follows():
+    assert pieces("Dr. No said no! He left. Prof. The came.") == [
+        "Dr. No said no!",
+        "He left.",
+        "Prof. The came.",
+    ]
+    assert pieces("1. The Eiffel tower. 2.\nThe Louvre. II. The war. 3.2. Results.") == [
+        "1. The Eiffel tower.",
+        "2.\nThe Louvre.",
+        "II. The war.",
+        "3.2. Results.",
+    ]
+    assert pieces("Q. What? A. Yes. No.") == ["Q. What?", "A. Yes.", "No."]
+    assert pieces("42.\n\nNext. It is 4. Go on.") == ["42.", "Next.", "It is 4.", "Go on."]
+
+
 def test_blanks_that_break_the_segmenter_are_harmless():
     assert pieces("We took plan B\u00a0. It works.") == ["We took plan B\u00a0.", "It works."]
     assert pieces("One.\u00a0Two, C\u2028.") == ["One.", "Two, C\u2028."]

@@ -169,6 +169,10 @@ def test_blanks_separate_names_where_nothing_else_does(tmp_path):
     path = tmp_path / "a.edges"
     path.write_text("a b\nb\tc\r\n")
     assert Topology.from_file(path).edges == (("a", "b"), ("b", "c"))
+    path.write_text("a -> big b <-> c\nd\n")
+    chain = Topology.from_file(path)
+    assert chain.agents == ("a", "big b", "c", "d")
+    assert chain.edges == (("a", "big b"), ("big b", "c"), ("c", "big b"))
     path = tmp_path / "a.json"
     path.write_text('[["a", "b"]]')
     assert Topology.from_file(path).edges == (("a", "b"),)
@@ -178,7 +182,7 @@ def test_blanks_separate_names_where_nothing_else_does(tmp_path):
     ("name", "text", "message"),
     [
         ("a.txt", "a b\na b c\n", r"a\.txt:2: expected two"),
-        ("a.txt", "a -> b -> c", r"a\.txt:1: expected two"),
+        ("a.txt", "a -> b -> ", r"a\.txt:1: expected two"),
         ("a.txt", "a ->", r"a\.txt:1: expected two"),
         ("a.txt", "\n# nothing\n", r"a\.txt: a topology needs"),
         ("a.json", '[["a", "b"],\n["a"', r"a\.json:2: not JSON"),

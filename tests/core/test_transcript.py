@@ -18,7 +18,7 @@ def test_a_round_not_given_is_the_number_of_earlier_messages_of_the_same_sender(
         transcript.append(sender, "hello")
     assert [message.round for message in transcript] == [0, 0, 1, 2, 0, 1]
     assert transcript.append("a", "late", round=9) == Message("a", 9, "late")
-    assert transcript.append("a", "again").round == 4
+    assert transcript.append("a", "again").round == 10
     assert transcript.senders == ("a", "b", "c")
 
 
@@ -26,6 +26,19 @@ def test_starting_messages_count_towards_later_rounds():
     transcript = Transcript([Message("a", 0, "one"), Message("a", 1, "two")])
     assert transcript.append("a", "three").round == 2
     assert len(transcript) == 3
+
+
+def test_a_round_not_given_is_none_that_has_passed():
+    """Else leaving some rounds out would age the newest messages without a word."""
+    transcript = Transcript()
+    given = [("a", 6), ("b", None), ("b", None), ("a", None), ("c", 9), ("a", None), ("b", 2)]
+    for sender, round in given:
+        transcript.append(sender, "hello", round=round)
+    assert [message.round for message in transcript] == [6, 6, 7, 7, 9, 9, 2]
+    assert transcript.append("d", "hello").round == 9
+    assert Transcript([Message("a", 7, "x")]).append("b", "hello").round == 7
+    same = Transcript([Message("a", 0, "one"), Message("a", 0, "two")])
+    assert same.append("a", "three").round == 2
 
 
 @pytest.mark.parametrize(
@@ -59,7 +72,7 @@ def test_plain_messages_a_line_with_a_byte_order_mark_blank_lines_and_line_separ
     assert Transcript.from_jsonl(path).messages == (
         Message("planner", 0, "Erst\u2028dann 😀."),
         Message("critic", 4, "No."),
-        Message("planner", 1, ""),
+        Message("planner", 4, ""),
     )
 
 
@@ -103,6 +116,10 @@ def test_whole_conversations_are_chosen_by_id_or_by_place(tmp_path):
         ("", "holds no messages"),
         ("\n \n", "holds no messages"),
         ('{"sender": "a", "text": "x"}\n{"sender": ', r"a\.jsonl:2: not JSON"),
+        (
+            '[\n{"sender": "a", "text": "x"}\n]',
+            r"a\.jsonl:1: not JSON.*the whole file is one JSON document",
+        ),
         ('[{"sender": "a", "text": "x"}]', r"a\.jsonl:1: expected a JSON object, got list"),
         ('{"sender": "a"}', r"a\.jsonl:1: .*needs 'text'"),
         ('{"role": "user"}', r"a\.jsonl:1: .*needs 'content'"),
@@ -128,5 +145,5 @@ def test_other_encodings_and_superfluous_choices_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"a\.jsonl:2: not UTF-8"):
         Transcript.from_jsonl(path)
     path = write(path, [{"sender": "a", "text": "x"}])
-    with pytest.raises(ValueError, match="leave conversation out"):
+    with pytest.raises(ValueError, match=r"conversation 'x' was asked for.*leave it out"):
         Transcript.from_jsonl(path, "x")

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import TextIteratorStreamer
 
-from radar_core import SPA, Anchor, AttentionBias, Steered, TargetMass, attention_mass
+from radar_core import SPA, Anchor, AttentionBias, Prompt, Steered, TargetMass, attention_mass
 from tests.models.tiny import prompts, tiny_model
 
 TEXT = "Ana: the budget is 40,000 euros. Ben: the venue holds 300 people. What is the budget?"
@@ -148,6 +148,22 @@ def test_attention_mass_rises_with_the_bias_and_reaches_a_target(steered):
 def test_bad_anchors_and_lengths_say_what_to_do(steered, arguments, message):
     with pytest.raises(ValueError, match=message):
         steered.chat(MESSAGES, **arguments)
+
+
+def test_a_str_is_one_message_of_the_user_and_given_anchors_replace_a_prompts(steered):
+    short = dict(max_new_tokens=1)
+    assert steered.chat(TEXT, **short).usage == steered.chat(MESSAGES, **short).usage
+    prompt = Prompt(MESSAGES, [Anchor(text=ANCHOR)], None)
+    own, other = steered.chat(prompt, **short), steered.chat(prompt, ["venue"], **short)
+    assert [anchor.text for anchor in own.anchors] == [ANCHOR]
+    assert [anchor.text for anchor in other.anchors] == ["venue"]
+
+
+def test_representations_name_the_model_and_the_method_and_no_state():
+    model, inputs = tiny_model("Llama"), prompts([20], [[5]])
+    assert repr(Steered(model)) == "Steered(LlamaForCausalLM, SPA(strength=1.4))"
+    with SPA(2.0).applied_to(model, inputs["anchors"]) as steering:
+        assert repr(steering) == "Steering(method=SPA(strength=2.0), active=True)"
 
 
 def test_bad_inputs_say_what_to_do(smollm2, steered):

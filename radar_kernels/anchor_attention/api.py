@@ -17,6 +17,7 @@ from radar_kernels.anchor_attention.validation import (
     unit_stride,
 )
 from radar_kernels.backends import choose, needs_gradient
+from radar_kernels.checks import check_integer, check_number, check_tensors
 from radar_kernels.registration import register, token_major, unpack
 
 
@@ -47,7 +48,8 @@ def anchor_attention(
             ``h // (Hq // Hkv)``.
         value: ``[B, Hkv, k, Dv]``.
         anchors: ``[B, k]`` (or ``[1, k]``), bool, or finite floats of any sign as a per-key factor
-            of the bias (nonzero = anchored). None anchors nothing.
+            of the bias (nonzero = anchored). None anchors nothing. Without ``bias`` and
+            ``target_mass`` the anchors do not change the output, only the mass is theirs.
         bias: added to the logits of anchored keys, after scale and softcap: a float, 0-dim,
             ``[Hq]``, ``[B, Hq]`` or ``[B, 1]``; finite, in nats.
         target_mass: share of attention the anchors shall have, in (0, 1), same shapes as
@@ -155,20 +157,29 @@ def prepare_anchor_attention(
     """
     checked = not torch.compiler.is_compiling()
     if checked:
+        check_tensors(query=query, key=key, value=value)
         check_shapes(query, key, value)
     batch, heads, tokens, size = query.shape
     keys = key.shape[2]
     if scale is None:
         scale = size**-0.5
-    elif checked and not math.isfinite(scale):
-        raise ValueError(f"scale is {scale}; expected a finite number, or None for 1/sqrt(D)")
+    elif checked:
+        check_number("scale", scale)
+        if not math.isfinite(scale):
+            raise ValueError(f"scale is {scale}; expected a finite number, or None for 1/sqrt(D)")
     if checked:
-        if window is not None and (not causal or window < 1):
-            raise ValueError(
-                f"window is {window} with causal={causal}; expected at least 1 and causal=True"
-            )
-        if softcap is not None and not 0 < softcap < math.inf:
-            raise ValueError(f"softcap is {softcap}; expected a positive number, or None for none")
+        if window is not None:
+            check_integer("window", window)
+            if not causal or window < 1:
+                raise ValueError(
+                    f"window is {window} with causal={causal}; expected at least 1 and causal=True"
+                )
+        if softcap is not None:
+            check_number("softcap", softcap)
+            if not 0 < softcap < math.inf:
+                raise ValueError(
+                    f"softcap is {softcap}; expected a positive number, or None for none"
+                )
         if target_mode not in TARGET_MODES:
             raise ValueError(f"target_mode is {target_mode!r}; expected 'at_least' or 'exact'")
         if bias is not None and target_mass is not None:
@@ -199,6 +210,8 @@ def prepare_anchor_attention(
     if key_lengths is not None:
         key_lengths = checked_key_lengths(key_lengths, batch, keys, query, checked)
     if sinks is not None:
+        if checked:
+            check_tensors(sinks=sinks)
         if checked and (sinks.shape != (heads,) or not sinks.is_floating_point()):
             raise ValueError(
                 f"sinks are {described(sinks)}; expected floating point [{heads}], one a head"

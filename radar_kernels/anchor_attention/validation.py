@@ -6,6 +6,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from radar_kernels.checks import check_number, check_tensors
+
 
 def check_shapes(query: Tensor, key: Tensor, value: Tensor) -> None:
     """Checks that query, key and value fit each other.
@@ -64,6 +66,8 @@ def checked_anchors(anchors: Tensor, batch: int, keys: int, query: Tensor, check
     Raises:
         ValueError: shape or dtype does not fit.
     """
+    if checked:
+        check_tensors(anchors=anchors)
     if checked and (
         anchors.dim() != 2 or anchors.shape[1] != keys or anchors.shape[0] not in (1, batch)
     ):
@@ -106,6 +110,7 @@ def per_head(
     """
     if not isinstance(given, Tensor):
         if checked:
+            check_number(name, given)
             _check_values(name, [[given]])
             return constant(float(given), heads, device)
         return torch.full((1, heads), given, dtype=torch.float32, device=device)
@@ -176,6 +181,8 @@ def checked_mask(
     Raises:
         ValueError: shape or dtype does not fit.
     """
+    if checked:
+        check_tensors(mask=mask)
     if checked and (mask.dtype != torch.bool or mask.dim() not in (2, 4)):
         raise ValueError(
             f"mask is {described(mask)}; expected bool, True where a query may attend, [B, k] or "
@@ -222,6 +229,7 @@ def checked_key_lengths(
         ValueError: shape, dtype or a value does not fit.
     """
     if checked:
+        check_tensors(key_lengths=key_lengths)
         if key_lengths.shape != (batch,) or key_lengths.dtype not in (torch.int32, torch.int64):
             raise ValueError(
                 f"key_lengths are {described(key_lengths)}; expected int32 [{batch}], the number "

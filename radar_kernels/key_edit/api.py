@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from radar_kernels.backends import choose, needs_gradient
+from radar_kernels.checks import check_number, check_tensors
 from radar_kernels.key_edit import reference
 from radar_kernels.key_edit.arguments import KeyEditArguments
 from radar_kernels.registration import register
@@ -64,6 +65,7 @@ def prepare_edit_keys(
     Raises:
         ValueError: an argument is malformed.
     """
+    check_tensors(key=key, anchors=anchors)
     if key.dim() != 4 or not key.is_floating_point():
         raise ValueError(
             f"key is {key.dtype} {list(key.shape)}; expected floating point [B, Hkv, k, D]"
@@ -94,7 +96,12 @@ def _factors(
                 "for each key head, or a tuple (U, S, V)"
             )
         return projection.to(key.device, dtype), None
+    if not isinstance(projection, tuple | list) or len(projection) != 3:
+        raise ValueError(
+            f"projection is {type(projection).__name__}; expected a tensor or a tuple (U, S, V)"
+        )
     left, singular, right = projection
+    check_tensors(U=left, S=singular, V=right)
     rank = left.shape[-1]
     if (
         left.shape != (heads, size, rank)
@@ -111,8 +118,10 @@ def _factors(
 
 def _gain(gain: float | Tensor, heads: int, device: torch.device) -> Tensor:
     if not isinstance(gain, Tensor):
-        if not torch.compiler.is_compiling() and not math.isfinite(gain):
-            raise ValueError(f"gain is {gain}; expected a finite number")
+        if not torch.compiler.is_compiling():
+            check_number("gain", gain)
+            if not math.isfinite(gain):
+                raise ValueError(f"gain is {gain}; expected a finite number")
         return torch.full((heads,), gain, dtype=torch.float32, device=device)
     if gain.shape not in ((), (heads,)):
         raise ValueError(

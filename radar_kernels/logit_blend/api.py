@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from radar_kernels.backends import choose, needs_gradient
+from radar_kernels.checks import check_integer, check_number, check_tensors
 from radar_kernels.logit_blend import reference
 from radar_kernels.logit_blend.arguments import BlendArguments, SampleArguments
 from radar_kernels.registration import register, unpack
@@ -121,6 +122,7 @@ def prepare_blend_logits(
     Raises:
         ValueError: an argument is malformed.
     """
+    check_tensors(masked=masked)
     _check_logits(full, masked)
     return BlendArguments(full, masked, _per_row("strength", strength, full), modulated)
 
@@ -171,6 +173,9 @@ def prepare_sample_logits(
 
 
 def _check_logits(full: Tensor, masked: Tensor | None) -> None:
+    check_tensors(full=full)
+    if masked is not None:
+        check_tensors(masked=masked)
     if full.dim() != 2 or not full.is_floating_point() or full.shape[1] == 0:
         raise ValueError(
             f"full is {full.dtype} {list(full.shape)}; expected floating point logits [B, V]"
@@ -193,6 +198,8 @@ def _per_row(
 ) -> Tensor:
     """A float or [B] as float32 [B]."""
     if not torch.compiler.is_compiling():
+        if not isinstance(given, Tensor):
+            check_number(name, given)
         for one in _readable(given):
             if not (math.isfinite(one) and least <= one <= most):
                 raise ValueError(f"{name} is {one}; expected a finite number {_range(least, most)}")
@@ -219,6 +226,8 @@ def _integers(name: str, given: int | Tensor, full: Tensor, least: int = -(2**63
     if isinstance(given, Tensor) and (given.is_floating_point() or given.dtype == torch.bool):
         raise ValueError(f"{name} is {given.dtype}; expected integers")
     if not torch.compiler.is_compiling():
+        if not isinstance(given, Tensor):
+            check_integer(name, given)
         for one in _readable(given):
             if not least <= one < 2**63:
                 raise ValueError(f"{name} is {one}; expected {least} to 2^63 - 1")

@@ -10,6 +10,7 @@ from radar_kernels.anchor_attention.arguments import AnchorAttentionArguments
 from radar_kernels.anchor_attention.merge import merge_parts
 from radar_kernels.anchor_attention.validation import per_head
 from radar_kernels.backends import choose, needs_gradient
+from radar_kernels.checks import check_tensors
 from radar_kernels.partition_attention import reference
 from radar_kernels.registration import register, token_major
 
@@ -113,9 +114,11 @@ def prepare_partition_attention(
     Raises:
         ValueError: an argument is malformed.
     """
-    if anchors is None or anchors.dtype != torch.bool:
-        got = "None" if anchors is None else str(anchors.dtype)
-        raise ValueError(f"anchors are {got}; expected a bool tensor [B, k], pass anchors != 0")
+    check_tensors(anchors=anchors)
+    if anchors.dtype != torch.bool:
+        raise ValueError(
+            f"anchors are {anchors.dtype}; expected a bool tensor [B, k], pass anchors != 0"
+        )
     return prepare_anchor_attention(
         query,
         key,
@@ -144,8 +147,12 @@ def merge_partition(partition: Partition, bias: float | Tensor = 0.0) -> Tensor:
         where both parts are empty.
 
     Raises:
-        ValueError: ``bias`` has another shape or is not finite.
+        ValueError: ``partition`` is none, or ``bias`` has another shape or is not finite.
     """
+    if not isinstance(partition, Partition):
+        raise ValueError(
+            f"partition is {type(partition).__name__}; expected what partition_attention returns"
+        )
     batch, heads, _, _ = partition.anchored.shape
     checked = not torch.compiler.is_compiling()
     added = per_head("bias", bias, batch, heads, partition.anchored.device, checked)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from radar_kernels.backends import choose, needs_gradient
+from radar_kernels.checks import check_integer, check_number, check_tensors
 from radar_kernels.registration import register, unpack
 from radar_kernels.relevance import reference
 from radar_kernels.relevance.arguments import RelevanceArguments
@@ -112,7 +113,8 @@ def select_relevant(
         spatial_decay: factor per hop.
         temporal_decay: factor per round.
         self_policy: "clamp", "literal" or "exclude".
-        threshold: the least score selected, itself included; None selects at any score.
+        threshold: the least score selected, itself included, with ``top_k`` too (in which
+            ``radar_core.AgentRadar`` drops its default); None selects at any score.
         top_k: at most so many of those, the best; of equals the earlier sentence. None: all.
         backend: "reference"; None chooses.
 
@@ -167,6 +169,7 @@ def prepare_relevance_scores(
     if not torch.compiler.is_compiling():
         _check(sentences, queries, sender, round, hops, now)
         for name, decay in (("spatial_decay", spatial_decay), ("temporal_decay", temporal_decay)):
+            check_number(name, decay)
             if not 0 < decay <= 1:
                 raise ValueError(f"{name} is {decay}; expected above 0 and at most 1 (no decay)")
         if self_policy not in _POLICIES:
@@ -221,16 +224,23 @@ def prepare_select_relevant(
         temporal_decay=temporal_decay,
         self_policy=self_policy,
     )
-    if threshold is not None and math.isnan(threshold):
-        raise ValueError("threshold is NaN; expected a score, or None for no threshold")
-    if top_k is not None and top_k < 1:
-        raise ValueError(f"top_k is {top_k}; expected at least 1, or None for all")
+    if threshold is not None:
+        check_number("threshold", threshold)
+        if math.isnan(threshold):
+            raise ValueError("threshold is NaN; expected a score, or None for no threshold")
+    if top_k is not None:
+        check_integer("top_k", top_k)
+        if top_k < 1:
+            raise ValueError(f"top_k is {top_k}; expected at least 1, or None for all")
     return replace(arguments, threshold=threshold, top_k=top_k)
 
 
 def _check(
     sentences: Tensor, queries: Tensor, sender: Tensor, round: Tensor, hops: Tensor, now: Tensor
 ) -> None:
+    check_tensors(
+        sentences=sentences, queries=queries, sender=sender, round=round, hops=hops, now=now
+    )
     if (
         sentences.dim() != 2
         or queries.dim() != 2

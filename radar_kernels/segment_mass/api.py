@@ -7,6 +7,7 @@ from radar_kernels.anchor_attention.api import prepare_anchor_attention
 from radar_kernels.anchor_attention.arguments import AnchorAttentionArguments
 from radar_kernels.anchor_attention.validation import described
 from radar_kernels.backends import choose, needs_gradient
+from radar_kernels.checks import check_integer, check_tensors
 from radar_kernels.registration import register
 from radar_kernels.segment_mass import reference
 from radar_kernels.segment_mass.arguments import SegmentMassArguments
@@ -123,6 +124,8 @@ def prepare_segment_mass(
     )
     batch, keys = query.shape[0], key.shape[2]
     if not torch.compiler.is_compiling():
+        check_tensors(segments=segments)
+        check_integer("num_segments", num_segments)
         integers = (torch.int32, torch.int64)
         if segments.dtype not in integers or segments.shape not in ((batch, keys), (1, keys)):
             raise ValueError(

@@ -8,6 +8,7 @@
 
 #include "decode_attention_kernel.h"
 #include "linear_rows_kernel.h"
+#include "logit_blend_kernel.h"
 #include "merge_parts_kernel.h"
 #include "prefill_attention_kernel.h"
 
@@ -33,7 +34,9 @@ const Kernels* RADAR_JOIN(kernels_, RADAR_ISA_NAME)() {
       {isa::linear_kernels<isa::Float32>(), isa::linear_kernels<isa::BFloat16>(),
        isa::linear_kernels<isa::Float16>()},
       {isa::merge_row<isa::Float32>, isa::merge_row<isa::BFloat16>,
-       isa::merge_row<isa::Float16>}};
+       isa::merge_row<isa::Float16>},
+      {isa::logit_kernels<isa::Float32>(), isa::logit_kernels<isa::BFloat16>(),
+       isa::logit_kernels<isa::Float16>()}};
   return &kernels;
 }
 

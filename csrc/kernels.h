@@ -141,6 +141,56 @@ struct LinearKernels {
   void (*range)(const LinearCall&, const void* packed, int64_t begin, int64_t end);
 };
 
+// One row of logits, blended with those of the masked prompt where `masked` is set:
+// full + move * (full - masked), or the modulated variant.
+struct LogitRow {
+  const void* full;
+  const void* masked;
+  int64_t tokens;
+  float move;  // strength - 1
+  // Of `blend` alone: the modulated variant; whether the move is weighted by the probability,
+  // e^(full - top) / mass.
+  bool modulated, weighted;
+  float top, mass;
+};
+
+// Tokens of a chunk, and the maxima that are kept of it (each of some of its tokens).
+constexpr int64_t kChunkTokens = 256;
+constexpr int64_t kChunkMaxima = 16;
+
+// Which random numbers a row draws: token t takes word t % 4 of Philox block t / 4.
+struct Noise {
+  uint64_t seed, offset;
+};
+struct Draw {
+  float score;
+  int64_t token;
+};
+
+// Ranges count chunks. NaN counts as -inf, except in `blend` and where it is kept.
+struct LogitKernels {
+  void (*maxima)(const LogitRow&, int64_t begin, int64_t end, float* maxima);
+  // The sum of e^(logit / temperature - top) of each chunk.
+  void (*masses)(const LogitRow&, int64_t begin, int64_t end, float temperature, float top,
+                 bool keep_nan, float* masses);
+  int64_t (*collect)(const LogitRow&, int64_t chunks, const float* maxima, float least,
+                     float* values, int32_t* ids);
+  int64_t (*first)(const LogitRow&, int64_t chunks, const float* maxima, float temperature,
+                   float least);
+  // Of `count` numbers, a multiple of kChunkMaxima: the largest; and one that k of them reach.
+  float (*largest)(const float* values, int64_t count);
+  float (*reached_by)(const float* values, int64_t count, int64_t k);
+  void (*divide)(float* values, int64_t count, float temperature);
+  void (*weights)(const float* values, int64_t count, float top, float* weights);
+  uint32_t (*word)(int64_t token, const Noise&);
+  float (*gumbel)(uint32_t word);
+  void (*draw_listed)(const float* warm, const int32_t* ids, int64_t count, float floor,
+                      const Noise&, Draw* best);
+  void (*draw_all)(const LogitRow&, int64_t begin, int64_t end, const float* maxima,
+                   float temperature, const Noise&, Draw* best);
+  void (*blend)(const LogitRow&, int64_t begin, int64_t end, float* out);
+};
+
 // out = share * first + (1 - share) * second, over one row of `size` elements.
 using MergeRow = void (*)(const void* first, const void* second, float share, int64_t size,
                           void* out);
@@ -152,6 +202,7 @@ struct Kernels {
   PrefillKernels prefill_single[kTypes];   // products of their float32 values
   LinearKernels linear[kTypes];
   MergeRow merge_row[kTypes];
+  LogitKernels logits[kTypes];
 };
 
 // Null where the compiler or the architecture does not know the instruction set.

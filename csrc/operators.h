@@ -38,4 +38,22 @@ std::tuple<at::Tensor, at::Tensor> merge_parts(const at::Tensor& first,
                                                const at::Tensor& second,
                                                const at::Tensor& second_lse);
 
+at::Tensor blend_logits(const at::Tensor& full, const at::Tensor& masked,
+                        const at::Tensor& strength, bool modulated);
+
+at::Tensor sample_logits(const at::Tensor& full, const std::optional<at::Tensor>& masked,
+                         const at::Tensor& strength, const at::Tensor& temperature,
+                         const std::optional<at::Tensor>& top_k,
+                         const std::optional<at::Tensor>& top_p,
+                         const std::optional<at::Tensor>& min_p, const at::Tensor& seed,
+                         const at::Tensor& offset);
+
+// What sample_logits cuts each row at: the least logit over temperature that is kept. For tests.
+at::Tensor sample_floors(const at::Tensor& full, const std::optional<at::Tensor>& masked,
+                         const at::Tensor& strength, const at::Tensor& temperature,
+                         const std::optional<at::Tensor>& top_k,
+                         const std::optional<at::Tensor>& top_p,
+                         const std::optional<at::Tensor>& min_p, const at::Tensor& seed,
+                         const at::Tensor& offset);
+
 }  // namespace radar

@@ -25,6 +25,13 @@ TORCH_LIBRARY(radar_cpp, library) {
   library.def(
       "merge_parts(Tensor first, Tensor first_lse, Tensor second, Tensor second_lse) "
       "-> (Tensor, Tensor)");
+  library.def("blend_logits(Tensor full, Tensor masked, Tensor strength, bool modulated) -> Tensor");
+  library.def(
+      "sample_logits(Tensor full, Tensor? masked, Tensor strength, Tensor temperature, "
+      "Tensor? top_k, Tensor? top_p, Tensor? min_p, Tensor seed, Tensor offset) -> Tensor");
+  library.def(
+      "sample_floors(Tensor full, Tensor? masked, Tensor strength, Tensor temperature, "
+      "Tensor? top_k, Tensor? top_p, Tensor? min_p, Tensor seed, Tensor offset) -> Tensor");
 
   // Which kernels run; the tests go through all of them.
   library.def("has_instruction_set(str name) -> bool",
@@ -44,4 +51,7 @@ TORCH_LIBRARY_IMPL(radar_cpp, CPU, library) {
   library.impl("segment_mass", radar::segment_mass);
   library.impl("linear_rows", radar::linear_rows);
   library.impl("merge_parts", radar::merge_parts);
+  library.impl("blend_logits", radar::blend_logits);
+  library.impl("sample_logits", radar::sample_logits);
+  library.impl("sample_floors", radar::sample_floors);
 }

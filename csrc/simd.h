@@ -6,6 +6,8 @@
 
 #if defined(__aarch64__)
 #include <arm_neon.h>
+#elif defined(__SSE2__)
+#include <emmintrin.h>
 #endif
 
 #define RADAR_INLINE static inline __attribute__((always_inline))
@@ -78,6 +80,18 @@ RADAR_INLINE VectorI lanes_set(const uint8_t* bytes) {
 #define RADAR_UNPACK_HIGH 2, 6, 3, 7
 #define RADAR_MOVE_LOW 0, 1, 4, 5
 #define RADAR_MOVE_HIGH 2, 3, 6, 7
+#endif
+
+// Takes elements of two vectors in turn.
+#if RADAR_VECTOR_BYTES == 64
+#define RADAR_ZIP_LOW 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
+#define RADAR_ZIP_HIGH 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
+#elif RADAR_VECTOR_BYTES == 32
+#define RADAR_ZIP_LOW 0, 8, 1, 9, 2, 10, 3, 11
+#define RADAR_ZIP_HIGH 4, 12, 5, 13, 6, 14, 7, 15
+#else
+#define RADAR_ZIP_LOW 0, 4, 1, 5
+#define RADAR_ZIP_HIGH 2, 6, 3, 7
 #endif
 
 RADAR_INLINE Vector fold_unpack(Vector a, Vector b) {

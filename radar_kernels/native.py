@@ -33,6 +33,8 @@ def absent() -> str | None:
     torch.library.register_fake("radar_cpp::segment_mass", _fake_segment_mass)
     torch.library.register_fake("radar_cpp::linear_rows", _fake_linear_rows)
     torch.library.register_fake("radar_cpp::merge_parts", _fake_merge_parts)
+    torch.library.register_fake("radar_cpp::blend_logits", _fake_blend_logits)
+    torch.library.register_fake("radar_cpp::sample_logits", _fake_sample_logits)
     return None
 
 
@@ -72,3 +74,11 @@ def _fake_merge_parts(
     batch, heads, queries, size = first.shape
     out = first.new_empty(batch, queries, heads, size).transpose(1, 2)
     return out, torch.empty(first_lse.shape, dtype=torch.float32, device=first_lse.device)
+
+
+def _fake_blend_logits(full: Tensor, *arguments: object) -> Tensor:
+    return full.new_empty(full.shape, dtype=torch.float32)
+
+
+def _fake_sample_logits(full: Tensor, *arguments: object) -> Tensor:
+    return full.new_empty(full.shape[:1], dtype=torch.int64)

@@ -7,6 +7,7 @@ implementation may show on the very data it is given, so no test needs a toleran
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy
 import torch
@@ -165,6 +166,135 @@ def blend_oracle(
                 blended[place] = min(1000.0, max(-1000.0, blended[place]))
         rows.append(blended)
     return torch.from_numpy(numpy.stack(rows))
+
+
+def sample_oracle(
+    full: Tensor,
+    masked: Tensor | None = None,
+    strength: float | Tensor = 1.0,
+    *,
+    temperature: float | Tensor = 1.0,
+    top_k: int | Tensor | None = None,
+    top_p: float | Tensor | None = None,
+    min_p: float | Tensor | None = None,
+    seed: int | Tensor = 0,
+    offset: int | Tensor = 0,
+) -> list[set[int]]:
+    """Finds the tokens ``sample_logits`` may draw, in float64, one token at a time.
+
+    More than one may be right only within rounding: where perturbed scores differ by less than
+    1e-5, or where a token lies so near a cut-off that it may be kept or not. "Near" is what float32
+    makes of the logits, and 1e-6 of the probability.
+
+    Args:
+        full: this and all others as in ``sample_logits``.
+
+    Returns:
+        One set a row; -1 stands in it for no token.
+    """
+    rows = full.shape[0]
+
+    def per_row(given: float | Tensor | None, off: float) -> list[Any]:
+        tensor = torch.as_tensor(off if given is None else given)
+        return tensor.expand(rows).tolist()
+
+    if not isinstance(seed, Tensor) or seed.dim() == 0:
+        seed = torch.as_tensor(seed) + torch.arange(rows)
+    strengths = per_row(torch.as_tensor(strength, dtype=torch.float32), 1.0)
+    parameters = zip(
+        per_row(torch.as_tensor(temperature, dtype=torch.float32), 1.0),
+        per_row(top_k, 0),
+        per_row(None if top_p is None else torch.as_tensor(top_p, dtype=torch.float32), 1.0),
+        per_row(None if min_p is None else torch.as_tensor(min_p, dtype=torch.float32), 0.0),
+        seed.tolist(),
+        per_row(offset, 0),
+        strict=True,
+    )
+    found = []
+    for row, parameter in enumerate(parameters):
+        main = _double(full[row])
+        logits, size = main, numpy.abs(main)
+        if masked is not None and strengths[row] != 1:
+            hidden = _double(masked[row])
+            ruled = numpy.isinf(main) | numpy.isinf(hidden)
+            with numpy.errstate(invalid="ignore"):
+                move = (strengths[row] - 1) * (main - hidden)
+                logits = numpy.where(ruled, main, main + move)
+            size = numpy.where(ruled, 0, numpy.abs(main) + 2 * numpy.abs(move))
+        found.append(_draws(logits, size, *parameter))
+    return found
+
+
+def _draws(
+    logits: NDArray[numpy.float64],
+    size: NDArray[numpy.float64],
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    seed: int,
+    offset: int,
+) -> set[int]:
+    """The tokens of one row; ``size`` is what the rounding of each logit is relative to."""
+    limit = float(numpy.finfo(numpy.float32).max)
+    warm = numpy.where(numpy.isnan(logits), -math.inf, logits) / (temperature or 1.0)
+    warm = numpy.where(numpy.abs(warm) > limit, numpy.copysign(math.inf, warm), warm)
+    top = warm.max()
+    if math.isinf(top):
+        return {-1} if top < 0 else {int(numpy.argmax(warm))}
+    places = numpy.flatnonzero(warm > -math.inf)
+    finite = warm[places]
+    slack = 2.0**-22 * float((size[places] / (temperature or 1.0) + numpy.abs(finite)).max())
+    if temperature == 0:
+        return {int(place) for place in places if warm[place] >= top - 2 * slack}
+    least = most = -math.inf
+    if 0 < top_k < len(finite):
+        cut = numpy.sort(finite)[-top_k]
+        least, most = cut - 2 * slack, cut + 2 * slack
+    if top_p < 1:
+        cuts = [
+            _mass_cut(finite[finite >= floor], share)
+            for floor in (least, min(most, top))
+            for share in (top_p - 1e-6 - 4 * slack, top_p + 1e-6 + 4 * slack)
+        ]
+        least, most = max(least, min(cuts) - 2 * slack), max(most, max(cuts) + 2 * slack)
+    if min_p > 0:
+        cut = top + math.log(min_p)
+        least, most = max(least, cut - 2 * slack - 1e-6), max(most, cut + 2 * slack + 1e-6)
+    scores = {int(place): warm[place] + _gumbel(seed, offset, int(place)) for place in places}
+    best = max(scores[int(place)] for place in places if warm[place] >= min(most, top))
+    return {
+        place
+        for place, score in scores.items()
+        if warm[place] >= least and score >= best - 1e-5 - 4 * slack
+    }
+
+
+def _mass_cut(warm: NDArray[numpy.float64], share: float) -> float:
+    """The least logit whose larger ones hold less than this share; the largest if none does."""
+    order = numpy.sort(warm)[::-1]
+    weights = numpy.exp(order - order[0])
+    larger = numpy.cumsum(weights) - weights
+    kept = int((larger < share * weights.sum()).sum())
+    return float(order[max(kept, 1) - 1])
+
+
+def _gumbel(seed: int, offset: int, token: int) -> float:
+    """Gumbel noise of one token, from Philox4x32-10 in Python's integers."""
+    word = 2**32 - 1
+    key = [seed & word, seed >> 32 & word]
+    counter = [token >> 2, offset & word, offset >> 32 & word, 0]
+    for _ in range(10):
+        first, second = counter[0] * 0xD2511F53, counter[2] * 0xCD9E8D57
+        counter = [
+            second >> 32 ^ counter[1] ^ key[0],
+            second & word,
+            first >> 32 ^ counter[3] ^ key[1],
+            first & word,
+        ]
+        key = [key[0] + 0x9E3779B9 & word, key[1] + 0xBB67AE85 & word]
+    uniform = min((counter[token & 3] + 0.5) * 2.0**-32, 1 - 2.0**-24)
+    return -math.log(-math.log1p(-uniform))
 
 
 def relevance_oracle(

@@ -29,7 +29,7 @@ def blend_logits(
         modulated: weight each token's move by its probability over the row's largest, as the
             released SPA package does, with its limits (probability at least 1e-6, move within 100,
             within 1000 for ``|strength| <= 1``, result within 1000).
-        backend: "reference"; None chooses.
+        backend: "cpp" or "reference"; None chooses.
 
     Returns:
         Float32 ``[B, V]``: ``strength * full + (1 - strength) * masked``, written as
@@ -61,12 +61,13 @@ def sample_logits(
     min_p: float | Tensor | None = None,
     seed: int | Tensor | None = None,
     offset: int | Tensor = 0,
+    nan: str = "ignore",
     backend: str | None = None,
 ) -> Tensor:
     """Blends, applies temperature, truncates and draws one token a row.
 
     Args:
-        full: ``[B, V]``, logits; floating point. NaN counts as -inf.
+        full: ``[B, V]``, logits; floating point.
         masked: None, or ``[B, V]`` to blend with as in ``blend_logits``.
         strength: float or ``[B]``; of the blend.
         temperature: float or ``[B]``, at least 0; 0 takes the largest logit (the first of equals).
@@ -79,7 +80,10 @@ def sample_logits(
             generator of that device.
         offset: int or int64 ``[B]``: the position in the row's random sequence, such as the
             number of tokens generated so far.
-        backend: "reference"; None chooses.
+        nan: "ignore" counts a logit that is NaN as -inf and never waits for the device; "raise"
+            raises if one is NaN, which reads the logits once more, and on a GPU makes the host
+            wait for them.
+        backend: "cpp" or "reference"; None chooses.
 
     Returns:
         Int64 ``[B]``, token ids; -1 for a row without any logit above -inf. The truncations come in
@@ -87,8 +91,12 @@ def sample_logits(
         kept are kept. The draw is the largest of ``logit + Gumbel noise``; the noise of a token
         depends on (seed, offset, token id) only: Philox4x32-10, see ``logit_blend.philox``.
 
+    Without top-k, probabilities are summed in float32: a token may be kept or not where the larger
+    ones hold ``top_p`` to within 1e-6.
+
     Raises:
-        ValueError: an argument is malformed, or ``backend`` cannot serve the call.
+        ValueError: an argument is malformed, a logit is NaN and ``nan`` is "raise", or ``backend``
+            cannot serve the call.
     """
     arguments = prepare_sample_logits(
         full,
@@ -100,12 +108,13 @@ def sample_logits(
         min_p=min_p,
         seed=seed,
         offset=offset,
+        nan=nan,
     )
     if torch.compiler.is_compiling():
         return _registered_sample(
             *(getattr(arguments, name) for name in SampleArguments.__slots__), backend
         )
-    return choose("sample_logits", arguments, backend)(arguments)
+    return _draw(arguments, backend)
 
 
 def prepare_blend_logits(
@@ -138,6 +147,7 @@ def prepare_sample_logits(
     min_p: float | Tensor | None = None,
     seed: int | Tensor | None = None,
     offset: int | Tensor = 0,
+    nan: str = "ignore",
 ) -> SampleArguments:
     """Validates and normalises a call.
 
@@ -153,6 +163,8 @@ def prepare_sample_logits(
     _check_logits(full, masked)
     if masked is None and not (isinstance(strength, int | float) and strength == 1):
         raise ValueError("strength is given without masked; pass the logits to blend with")
+    if nan not in ("ignore", "raise"):
+        raise ValueError(f"nan is {nan!r}; expected 'ignore' or 'raise'")
     device = full.device
     if seed is None:
         seed = torch.randint(2**62, (), device=device)
@@ -169,6 +181,7 @@ def prepare_sample_logits(
         None if min_p is None else _per_row("min_p", min_p, full, 0.0, 1.0),
         seeds,
         _integers("offset", offset, full),
+        nan,
     )
 
 
@@ -256,9 +269,26 @@ def _fake_blend(full: Tensor, *others: object) -> Tensor:
     return full.new_empty(full.shape, dtype=torch.float32)
 
 
-def _run_sample(*arguments: object) -> Tensor:
-    call, backend = unpack(SampleArguments, arguments)
+def _draw(call: SampleArguments, backend: str | None) -> Tensor:
+    if call.nan == "raise":
+        _refuse_nan(call)
     return choose("sample_logits", call, backend)(call)
+
+
+def _refuse_nan(call: SampleArguments) -> None:
+    wrong = call.full.isnan().any(-1)
+    if call.masked is not None:
+        wrong |= call.masked.isnan().any(-1) & (call.strength != 1)
+    rows = wrong.nonzero().flatten().tolist()
+    if rows:
+        raise ValueError(
+            f"full or masked holds NaN in rows {rows[:8]}{' and more' if len(rows) > 8 else ''}; "
+            "expected numbers or infinities (nan='ignore' counts NaN as -inf)"
+        )
+
+
+def _run_sample(*arguments: object) -> Tensor:
+    return _draw(*unpack(SampleArguments, arguments))
 
 
 def _fake_sample(full: Tensor, *others: object) -> Tensor:
@@ -274,7 +304,7 @@ register(
 register(
     "sample_logits(Tensor full, Tensor? masked, Tensor strength, Tensor temperature, "
     "Tensor? top_k, Tensor? top_p, Tensor? min_p, Tensor seed, Tensor offset, "
-    "str? backend=None) -> Tensor",
+    "str nan='ignore', str? backend=None) -> Tensor",
     _run_sample,
     _fake_sample,
 )

@@ -42,6 +42,7 @@ class SampleArguments:
         min_p: None or float32 ``[B]`` in [0, 1], 0 = off.
         seed: int64 ``[B]``.
         offset: int64 ``[B]``.
+        nan: "ignore" or "raise"; the latter has been seen to already.
     """
 
     full: Tensor
@@ -53,6 +54,7 @@ class SampleArguments:
     min_p: Tensor | None
     seed: Tensor
     offset: Tensor
+    nan: str = "ignore"
 
     @property
     def device(self) -> torch.device:

@@ -4,12 +4,18 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from radar_kernels import blend_logits, sample_logits
 from radar_kernels.logit_blend.philox import gumbel, gumbel_rows, philox
 from radar_kernels.testing import assert_within, blend_oracle
+
+
+@pytest.fixture(params=["cpp", "reference"], autouse=True)
+def served_by(request, monkeypatch):
+    """Every test runs on both; a call that needs gradients falls back."""
+    monkeypatch.setenv("RADAR_BACKEND", request.param)
 
 
 def logits(rows=3, vocabulary=101, seed=0, spread=3.0):
@@ -118,7 +124,11 @@ def test_the_draw_is_gumbels_argmax_over_what_transformers_keeps(features):
     assert torch.equal(token, (kept + noise).argmax(-1))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(
     seed=st.integers(0, 2**62),
     vocabulary=st.integers(1, 40),
@@ -248,6 +258,25 @@ def test_what_is_no_number_is_never_drawn():
     full[:, [2, 4]] = -math.inf
     for features in ({}, {"temperature": 0}, {"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.5}):
         assert (sample_logits(full[:3], seed=0, **features) == -1).all()
+
+
+def test_nan_raises_where_that_is_asked_for():
+    full, masked = logits()
+    sample_logits(full, masked, 1.4, nan="raise")
+    full[0, 0] = math.inf
+    masked[1, 3] = math.nan
+    sample_logits(full, nan="raise")
+    sample_logits(full, masked, torch.tensor([1.4, 1.0, 1.4]), nan="raise")
+    with pytest.raises(ValueError, match=r"NaN in rows \[1\]"):
+        sample_logits(full, masked, 1.4, nan="raise")
+    full[2, 4] = math.nan
+    with pytest.raises(ValueError, match=r"NaN in rows \[1, 2\]"):
+        sample_logits(full, masked, 1.4, nan="raise")
+    traced = torch.compile(sample_logits, fullgraph=True, backend="eager")
+    with pytest.raises(ValueError, match=r"NaN in rows \[2\]"):
+        traced(full, nan="raise")
+    with pytest.raises(ValueError, match="nan is 'stop'; expected 'ignore' or 'raise'"):
+        sample_logits(full, nan="stop")
 
 
 def test_philox_gives_the_published_numbers():

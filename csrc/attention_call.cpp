@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "checks.h"
 
@@ -27,7 +28,7 @@ void check_shapes(const char* name, const Tensor& query, const Tensor& key, cons
   TORCH_CHECK(key.size(0) == query.size(0) && value.size(0) == query.size(0) &&
                   key.size(1) == value.size(1) && key.size(2) == value.size(2) &&
                   key.size(3) == query.size(3) && key.size(1) > 0 &&
-                  query.size(1) % key.size(1) == 0,
+                  query.size(1) % key.size(1) == 0 && query.size(3) > 0,
               name, ": shapes of query ", query.sizes(), ", key ", key.sizes(),
               " and value ", value.sizes(), " do not fit");
   TORCH_CHECK((query.size(3) <= 1 || query.stride(3) == 1) &&
@@ -180,6 +181,10 @@ AttentionCall bind_attention(const char* name, const Tensor& query, const Tensor
                     sinks.device().is_cpu(),
                 name, ": sinks must be contiguous float32 [heads]");
     call.sinks = sinks.const_data_ptr<float>();
+    for (int64_t head = 0; head < call.heads; ++head) {
+      TORCH_CHECK(call.sinks[head] < std::numeric_limits<float>::infinity(), name,
+                  ": sinks must be numbers, or -inf");
+    }
   }
   return call;
 }

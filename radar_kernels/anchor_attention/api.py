@@ -216,6 +216,8 @@ def prepare_anchor_attention(
             raise ValueError(
                 f"sinks are {described(sinks)}; expected floating point [{heads}], one a head"
             )
+        if checked and sinks.device.type == "cpu" and not bool((sinks < math.inf).all()):
+            raise ValueError(f"sinks are {sinks.tolist()}; expected numbers, or -inf for none")
         sinks = sinks.to(query.device, torch.float32).contiguous()
     return AnchorAttentionArguments(
         unit_stride(query),

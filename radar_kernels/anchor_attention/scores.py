@@ -51,7 +51,7 @@ def score_chunks(arguments: AnchorAttentionArguments) -> Iterator[ScoreChunk]:
             read_key = key.masked_fill(unseen, 0)
             read_value = value.masked_fill(unseen, 0)
         packed = query[:, :, start:stop].to(accumulator) * arguments.scale
-        packed = packed.reshape(batch, key_heads, -1, size)
+        packed = packed.reshape(batch, key_heads, heads // key_heads * (stop - start), size)
         scores = (packed @ read_key.mT).view(batch, heads, stop - start, keys)
         if arguments.softcap is not None:
             scores = arguments.softcap * torch.tanh(scores / arguments.softcap)
@@ -94,5 +94,5 @@ def weighted_values(weights: Tensor, value: Tensor) -> Tensor:
         ``[B, Hq, n, Dv]``.
     """
     batch, heads, tokens, keys = weights.shape
-    packed = weights.reshape(batch, value.shape[1], -1, keys)
+    packed = weights.reshape(batch, value.shape[1], heads // value.shape[1] * tokens, keys)
     return (packed @ value).view(batch, heads, tokens, value.shape[3])

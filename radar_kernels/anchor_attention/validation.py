@@ -9,6 +9,11 @@ from torch import Tensor
 from radar_kernels.checks import check_number, check_tensors
 
 
+_LARGEST = torch.finfo(torch.float32).max
+# From here on float32 rounds to 1.
+_BELOW_ONE = 1 - 2.0**-25
+
+
 def check_shapes(query: Tensor, key: Tensor, value: Tensor) -> None:
     """Checks that query, key and value fit each other.
 
@@ -20,10 +25,10 @@ def check_shapes(query: Tensor, key: Tensor, value: Tensor) -> None:
     Raises:
         ValueError: shapes, dtypes or devices do not fit.
     """
-    if query.dim() != 4 or key.dim() != 4 or value.dim() != 4:
+    if query.dim() != 4 or key.dim() != 4 or value.dim() != 4 or query.shape[3] == 0:
         raise ValueError(
             f"query, key and value are {described(query)}, {described(key)}, "
-            f"{described(value)}; expected four dimensions [batch, heads, tokens, head size]"
+            f"{described(value)}; expected four dimensions [batch, heads, tokens, head size], the last at least 1"
         )
     batch, heads, _, size = query.shape
     key_batch, key_heads, keys, key_size = key.shape
@@ -82,6 +87,8 @@ def checked_anchors(anchors: Tensor, batch: int, keys: int, query: Tensor, check
                 "Pass anchors.bool() for a 0/1 mask"
             )
         anchors = anchors.to(torch.float32)
+        if checked and anchors.device.type == "cpu" and not bool(anchors.isfinite().all()):
+            raise ValueError("anchors hold NaN or infinity; expected finite factors of the bias")
     if anchors.device != query.device:
         anchors = anchors.to(query.device)
     if anchors.shape[0] != batch:
@@ -133,14 +140,15 @@ def per_head(
 
 def _check_values(name: str, rows: list[list[float]]) -> None:
     if name == "target_mass":
-        if not all(0 < one < 1 for row in rows for one in row):
+        if not all(0 < one < _BELOW_ONE for row in rows for one in row):
             raise ValueError(
                 f"target_mass is {rows}; expected shares of attention between 0 and 1, both "
-                "excluded"
+                "excluded, in float32"
             )
-    elif not all(math.isfinite(sum(row)) for row in rows):
+    elif not all(abs(one) <= _LARGEST for row in rows for one in row):
         raise ValueError(
-            f"{name} is {rows}; expected finite numbers. Use mask to hide keys altogether"
+            f"{name} is {rows}; expected finite numbers of float32. Use mask to hide keys "
+            "altogether"
         )
 
 

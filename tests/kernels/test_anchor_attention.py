@@ -550,6 +550,11 @@ def test_empty_inputs():
     partition = partition_attention(query, key[:, :, :0], value[:, :, :0], anchors[:, :0])
     assert (partition.rest_lse == -math.inf).all()
     assert segment_mass(query, key[:, :, :0], torch.zeros(2, 0).int(), 3).shape == (2, 6, 3)
+    none = [one[:0] for one in (query, key, value, anchors)]
+    for backend in (None, "reference"):
+        assert anchor_attention(*none, bias=1.0, backend=backend).shape == (0, 6, 5, 16)
+        segments = torch.zeros(0, 23).int()
+        assert segment_mass(*none[:2], segments, 3, backend=backend).shape == (0, 6, 3)
 
 
 BAD = {
@@ -564,7 +569,14 @@ BAD = {
     "bias shape": ({"bias": torch.zeros(5)}, "bias"),
     "infinite bias": ({"bias": math.inf}, "bias"),
     "a NaN in the bias": ({"bias": torch.tensor([0.0, 1, 2, 3, 4, math.nan])}, "bias"),
+    "a bias beyond float32": ({"bias": 1e39}, "bias"),
+    "a bias beyond float32 in a tensor": (
+        {"bias": torch.tensor(1e39, dtype=torch.float64)},
+        "bias",
+    ),
+    "NaN factors": ({"anchors": torch.full((2, 23), math.nan), "bias": 1.0}, "anchors"),
     "target": ({"target_mass": 1.0}, "target_mass"),
+    "target that float32 rounds to 1": ({"target_mass": 1 - 1e-9}, "target_mass"),
     "target in a tensor": ({"target_mass": torch.tensor(-0.1)}, "target_mass"),
     "target with factors": ({"target_mass": 0.5, "anchors": torch.zeros(2, 23)}, "anchors"),
     "target and bias": ({"target_mass": 0.5, "bias": 1.0}, "bias and target_mass"),
@@ -580,6 +592,12 @@ BAD = {
     "softcap": ({"softcap": 0.0}, "softcap"),
     "scale": ({"scale": math.nan}, "scale"),
     "sinks": ({"sinks": torch.zeros(2)}, "sinks"),
+    "infinite sinks": ({"sinks": torch.full((6,), math.inf)}, "sinks"),
+    "no head size": (
+        {name: torch.zeros(2, heads, 5, 0) for name, heads in (("query", 6), ("key", 2))}
+        | {"value": torch.zeros(2, 2, 5, 4), "anchors": torch.zeros(2, 5).bool()},
+        "head size",
+    ),
     "backend": ({"backend": "cuda"}, "backend"),
 }
 

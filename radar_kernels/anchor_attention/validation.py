@@ -1,13 +1,11 @@
 """Checks of single arguments that the attention operators share; none waits for a device."""
 
-import math
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from radar_kernels.checks import check_number, check_tensors
-
 
 _LARGEST = torch.finfo(torch.float32).max
 # From here on float32 rounds to 1.
@@ -28,7 +26,8 @@ def check_shapes(query: Tensor, key: Tensor, value: Tensor) -> None:
     if query.dim() != 4 or key.dim() != 4 or value.dim() != 4 or query.shape[3] == 0:
         raise ValueError(
             f"query, key and value are {described(query)}, {described(key)}, "
-            f"{described(value)}; expected four dimensions [batch, heads, tokens, head size], the last at least 1"
+            f"{described(value)}; expected four dimensions "
+            "[batch, heads, tokens, head size], the last at least 1"
         )
     batch, heads, _, size = query.shape
     key_batch, key_heads, keys, key_size = key.shape

@@ -570,7 +570,7 @@ BAD = {
     "infinite bias": ({"bias": math.inf}, "bias"),
     "a NaN in the bias": ({"bias": torch.tensor([0.0, 1, 2, 3, 4, math.nan])}, "bias"),
     "a bias beyond float32": ({"bias": 1e39}, "bias"),
-    "a bias beyond float32 in a tensor": (
+    "a bias in float64 beyond float32": ({"bias": torch.tensor(1e39, dtype=torch.float64)}, "bias"),
         {"bias": torch.tensor(1e39, dtype=torch.float64)},
         "bias",
     ),

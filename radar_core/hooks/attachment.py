@@ -92,6 +92,7 @@ def attention_hook(
         anchors=anchors,
         native_name=config._attn_implementation,
         num_layers=config.num_hidden_layers,
+        layer_types=getattr(config, "layer_types", None),
         uses_native=needs_native(method, config),
         hide_anchors=isinstance(method, SPA),
         measured={} if measure else None,

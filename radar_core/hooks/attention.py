@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,19 +22,23 @@ SUPPORTED_IMPLEMENTATIONS = ("sdpa", "eager")
 
 @dataclass
 class Window:
-    """Where the keys of one forward pass lie in the sequence, for one cache length.
+    """Where the keys of one forward pass lie in the sequence, for one kind of layer.
 
     Args:
         key_length: number of keys that the attention functions get.
         key_offset: position of the first key.
         query_offset: position of the first query; a 0-dim tensor with a static cache.
         native_mask: the mask that the model's own attention expects, for layers left untouched.
+        local: whether it belongs to layers that see only a sliding window or chunk of the keys.
+        mask: the mask that those layers are given.
     """
 
     key_length: int
     key_offset: int
     query_offset: int | Tensor
     native_mask: Tensor | None
+    local: bool = False
+    mask: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -104,6 +108,7 @@ class AttentionHook:
         anchors: [batch, prompt] bool, or float32 factors; None for nothing anchored.
         native_name: the attention implementation that the model had ("sdpa" or "eager").
         num_layers: number of decoder layers.
+        layer_types: transformers' name for the kind of every layer's attention; None if all alike.
         uses_native: whether some layer or query is left to the model's own attention.
         hide_anchors: whether the second half of a doubled batch cannot see the anchors.
         doubled: whether the forward pass at work runs both branches.
@@ -116,6 +121,7 @@ class AttentionHook:
     anchors: Tensor | None
     native_name: str
     num_layers: int
+    layer_types: Sequence[str] | None = None
     uses_native: bool = False
     hide_anchors: bool = False
     doubled: bool = False
@@ -123,7 +129,7 @@ class AttentionHook:
     measured: dict[int, Tensor] | None = None
     calls: dict[int, int] = field(default_factory=dict)
     _plans: dict[tuple[int, int, torch.device], LayerPlan | None] = field(default_factory=dict)
-    _windows: dict[int | None, Window] = field(default_factory=dict)
+    _windows: list[Window] = field(default_factory=list)
     _rows: Tensor | None = None
 
     @property
@@ -204,8 +210,9 @@ class AttentionHook:
             device=device,
             **kwargs,
         )
-        window = Window(kv_length, kv_offset, q_offset, None)
-        self._windows[kwargs.get("local_size")] = window
+        local = kwargs.get("local_size") is not None
+        window = Window(kv_length, kv_offset, q_offset, None, local)
+        self._windows.append(window)
         if self.uses_native:
             window.native_mask = ALL_MASK_ATTENTION_FUNCTIONS[self.native_name](
                 attention_mask=attention_mask,
@@ -216,18 +223,20 @@ class AttentionHook:
         end = kv_offset + kv_length
         plainly_causal = (
             kwargs.get("mask_function") is causal_mask_function
-            and kwargs.get("local_size") is None
+            and not local
             and isinstance(q_offset, int)
             and q_offset + q_length == end
             and (attention_mask is None or attention_mask.shape[1] == end)
         )
         if hides:
             attention_mask = self._hide(attention_mask, batch_size, end, device)
-        if plainly_causal:
-            return None if attention_mask is None else attention_mask[:, None, None, kv_offset:]
-        return ALL_MASK_ATTENTION_FUNCTIONS["sdpa"](
-            attention_mask=attention_mask, allow_is_causal_skip=False, **arguments
-        )
+        if not plainly_causal:
+            window.mask = ALL_MASK_ATTENTION_FUNCTIONS["sdpa"](
+                attention_mask=attention_mask, allow_is_causal_skip=False, **arguments
+            )
+        elif attention_mask is not None:
+            window.mask = attention_mask[:, None, None, kv_offset:]
+        return window.mask
 
     def _hide(
         self, attention_mask: Tensor | None, batch: int, length: int, device: torch.device
@@ -261,11 +270,12 @@ class AttentionHook:
                 "= may attend) or the usual 2-D one"
             )
         length = mask.shape[-1]
-        offset = self._window(mask.shape[-2], length, mask).key_offset
+        window = self._window(mask.shape[-2], length, mask)
+        offset = window.key_offset
         anchored = self.anchored_rows(mask.shape[0], offset + length, mask.device)
         assert anchored is not None
-        hidden = mask & ~anchored[:, None, None, offset:].bool()
-        return torch.cat([mask, hidden])
+        window.mask = torch.cat([mask, mask & ~anchored[:, None, None, offset:].bool()])
+        return window.mask
 
     # -- the attention function --------------------------------------------------------------------
 
@@ -288,7 +298,7 @@ class AttentionHook:
         if self.packed is not None:
             return self._attend_packed(self.packed, query, key, value, scaling, kwargs), None
         plan = self._plan(layer, query.shape[1], query.device)
-        window = self._window(query.shape[2], key.shape[2], attention_mask)
+        window = self._window(query.shape[2], key.shape[2], attention_mask, layer)
         call = Call(query, key, value, attention_mask, window, scaling, kwargs)
         if self.measured is not None:
             self.measured[layer] = self._measure(plan or LayerPlan(), call)
@@ -424,11 +434,22 @@ class AttentionHook:
             self._plans[key] = plan
         return self._plans[key]
 
-    def _window(self, queries: int, keys: int, mask: Tensor | None) -> Window:
-        # Full and sliding layers may both be at work; where they have as many keys they also start
-        # at the same position.
-        for window in self._windows.values():
-            if window.key_length == keys:
+    def _window(
+        self, queries: int, keys: int, mask: Tensor | None, layer: int | None = None
+    ) -> Window:
+        """Return the window that a mask was made for: full and windowed layers may both be at work.
+
+        A mask that is not the very one that was made (moved to another device, say) goes by the
+        kind of the layer that was given it.
+        """
+        windows = [window for window in reversed(self._windows) if window.key_length == keys]
+        kinds = None if layer is None else self.layer_types
+        local = kinds is not None and kinds[layer] != "full_attention"  # type: ignore[index]
+        for window in windows:
+            if window.mask is mask:
+                return window
+        for window in windows:
+            if kinds is None or window.local == local:
                 return window
         # A 4-D mask from the caller bypasses the mask function: its keys start at position 0.
         return Window(keys, 0, keys - queries, mask)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from radar_core import GUIDE, PASTA, AttentionBias, InstABoost, NoSteering, TargetMass
-from tests.models.tiny import FAMILIES, biased_logits, eager_twin, prompts, tiny_model
+from tests.models.tiny import FAMILIES, MIXED, biased_logits, eager_twin, prompts, tiny_model
 
 STEPS = 12
 BATCH = dict(lengths=[23, 17], anchored=[[3, 4, 5, 12, 20], [2, 9, 10]])
@@ -63,6 +63,48 @@ def test_only_chosen_heads_and_layers():
     chosen[[1, 4]] = 3.0
     method = AttentionBias(3.0, heads=[1, 4], layers=[-1, 0])
     close_at_every_step(model, inputs, method, {0: chosen, 2: chosen})
+
+
+@pytest.mark.parametrize("family", list(MIXED))
+@pytest.mark.parametrize("steered", ["first", "last", "generated"])
+def test_models_that_mix_full_and_windowed_layers(family, steered):
+    """A prompt longer than the window, with layers or queries left to the model's own attention."""
+    model = tiny_model(family, "eager", shape=MIXED[family])
+    inputs = prompts(**BATCH)
+    every = all_heads(model, 3.0)
+    if steered == "generated":
+        method, bias = AttentionBias(3.0, queries="generated"), every
+    else:
+        layers = [0, 1] if steered == "first" else [2, 3]
+        method = AttentionBias(3.0, layers=layers)
+        bias = {layer: every[layer] for layer in layers}
+    first_query = inputs["input_ids"].shape[1] - 1 if steered == "generated" else 0
+    close_at_every_step(model, inputs, method, bias, first_query)
+
+
+@pytest.mark.parametrize("family", [f for f in MIXED if f not in ("Gemma2", "GptOss")])
+@pytest.mark.parametrize("moved", [False, True])
+def test_layers_left_alone_get_their_own_masks(family, moved):
+    """Bit for bit, also where a mask arrives as another tensor, as between devices."""
+    model = tiny_model(family, shape=MIXED[family])
+    inputs = prompts(**BATCH)
+    anchors = inputs.pop("anchors")
+
+    def copy_mask(module, args, kwargs):
+        mask = kwargs.get("attention_mask")
+        return args, kwargs | {"attention_mask": None if mask is None else mask.clone()}
+
+    if moved:
+        for module in model.modules():
+            if "Attention" in type(module).__name__:
+                module.register_forward_pre_hook(copy_mask, with_kwargs=True)
+    plain = model.generate(**inputs, **GREEDY)
+    for options in ({}, {"cache_implementation": "static", "disable_compile": True}):
+        with AttentionBias(1e-6, layers=[3]).applied_to(model, anchors=anchors):
+            steered = model.generate(**inputs, **GREEDY, **options)
+        assert torch.equal(plain.sequences, steered.sequences)
+        for one, other in zip(plain.logits, steered.logits, strict=True):
+            torch.testing.assert_close(one, other, atol=1e-4, rtol=0)
 
 
 def test_heads_by_layer():

@@ -34,18 +34,46 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
 }
 
+# Families with both full and windowed layers, by a name of their own where the family has another.
+HEADS = SHAPE | {"head_dim": 16, "num_hidden_layers": 4}
+MIXED: dict[str, dict[str, Any]] = {
+    "Gemma2": HEADS | {"sliding_window": 6, "query_pre_attn_scalar": 16},
+    "Gemma3Text": HEADS
+    | {
+        "sliding_window": 6,
+        "query_pre_attn_scalar": 16,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+    },
+    "Qwen2": HEADS | {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 2},
+    "Cohere2": HEADS | {"sliding_window": 6},
+    "GptOss": HEADS | {"sliding_window": 6, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "Llama4Text": HEADS
+    | {
+        "attention_chunk_size": 8,
+        "num_local_experts": 2,
+        "intermediate_size_mlp": 96,
+        "layer_types": ["chunked_attention", "full_attention"] * 2,
+    },
+}
 
-def tiny_model(family: str, implementation: str = "sdpa", seed: int = 0) -> Any:
+
+def tiny_model(
+    family: str,
+    implementation: str = "sdpa",
+    seed: int = 0,
+    shape: dict[str, Any] | None = None,
+) -> Any:
     """Return a random float32 model in evaluation mode, with weights large enough to matter."""
     config = getattr(transformers, f"{family}Config")(
-        **FAMILIES[family], attn_implementation=implementation
+        **(shape or FAMILIES[family]), attn_implementation=implementation
     )
     config.eos_token_id = None
     config.bos_token_id = None
     config.pad_token_id = 0
-    name = "GPT2LMHeadModel" if family == "GPT2" else f"{family}ForCausalLM"
     torch.manual_seed(seed)
-    model = getattr(transformers, name)(config).eval()
+    model = transformers.AutoModelForCausalLM.from_config(
+        config, attn_implementation=implementation
+    ).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import copy
 import itertools
+import sys
 import threading
 import weakref
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,14 +18,20 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedC
 from radar_core.hooks.attention import SUPPORTED_IMPLEMENTATIONS, AttentionHook, native_attention
 from radar_core.hooks.branches import TwoBranches
 from radar_core.hooks.cache import given_cache, let_grow
-from radar_core.hooks.few_rows import few_row_linears
-from radar_core.hooks.prompts import described
+from radar_core.hooks.few_rows import serve_few_rows
+from radar_core.hooks.prompts import PromptCheck
+from radar_core.hooks.undo import Undo, uninterrupted
 from radar_core.methods.method import Method, NoSteering
 from radar_core.methods.spa import SPA
 
 _names = itertools.count()
 _steered: weakref.WeakKeyDictionary[Any, tuple[int, Method]] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
+# Kinds of layers that carry what they read on in a state, and that mix tokens beside attention.
+STATEFUL_LAYERS = {"linear_attention", "mamba", "hybrid", "hybrid_sliding"}
+MIXING_LAYERS = {"conv"}
+# Names of attention implementations under which steered models run.
+STEERED_NAME = "radar_"
 
 
 @dataclass(frozen=True)
@@ -48,10 +54,9 @@ class Steering:
         return {} if self.attention is None else dict(self.attention.calls)
 
 
-@contextmanager
 def attach(
     model: Any, method: Method, anchors: Any = None, *, measure: bool = False
-) -> Iterator[Steering]:
+) -> AbstractContextManager[Steering]:
     """Steer a model inside a `with` block; see `Method.applied_to`.
 
     Args:
@@ -61,25 +66,71 @@ def attach(
         measure: also record, for each layer, the share of the last query's attention that the
             anchors get (`Steering.attention.measured`).
     """
-    mask = check_anchors(anchors, method)
-    check_is_model(model)
-    with ExitStack() as stack:
-        stack.enter_context(claimed(model, method))
-        check_can_be_steered(model)
+    return Attachment(model, method, anchors, measure)
+
+
+class Attachment(AbstractContextManager[Steering]):
+    """One method on one model: all that it changed, and how to take that back.
+
+    Putting it on and taking it off cannot be interrupted, by Ctrl-C say; what is left of it, where
+    the block was never left, is taken off with the last reference.
+    """
+
+    def __init__(self, model: Any, method: Method, anchors: Any, measure: bool) -> None:
+        self.model = model
+        self.method = method
+        self.anchors = anchors
+        self.measure = measure
+        self._undo = Undo()
+        self._forgotten = weakref.finalize(self, self._undo.run)
+        self._steering: Steering | None = None
+
+    def __enter__(self) -> Steering:
+        try:
+            uninterrupted(self._put_on)
+        except BaseException:
+            self._take_off()
+            raise
+        assert self._steering is not None
+        return self._steering
+
+    def __exit__(self, *raised: object) -> None:
+        try:
+            self._take_off()
+        except BaseException:
+            self._take_off()
+            raise
+
+    def _take_off(self) -> None:
+        def take_off() -> None:
+            self._undo.run()
+            self._forgotten.detach()
+
+        uninterrupted(take_off)
+
+    def _put_on(self) -> None:
+        model, method, undo = self.model, self.method, self._undo
+        mask = check_anchors(self.anchors, method)
+        check_is_model(model)
+        claim(model, method, undo)
+        check_can_be_steered(model, method)
+        check_strengths(method, mask)
+        check_idle(model)
         steers = mask is not None and not method.is_identity
-        if not (steers or measure or isinstance(method, NoSteering)):
-            yield Steering(method, active=False)
+        if not (steers or self.measure or isinstance(method, NoSteering)):
+            self._steering = Steering(method, active=False)
             return
-        hook = attention_hook(model, method if steers else NoSteering(), mask, measure)
-        stack.enter_context(interfaces(model, hook))
+        hook = attention_hook(model, method if steers else NoSteering(), mask, self.measure)
+        name = register(hook, undo)
+        replace_configs(model, name, undo)
         if mask is not None:
-            stack.enter_context(described(model, mask))
-        stack.enter_context(watched(model, hook))
-        stack.enter_context(few_row_linears(model))
+            PromptCheck(model, mask).install(undo)
+        Watch(model, hook, name).install(model, undo)
+        serve_few_rows(model, undo)
         if hook.hide_anchors:
             assert isinstance(method, SPA)
-            stack.enter_context(TwoBranches(model, hook, method.strengths()).hooked())
-        yield Steering(method, active=True, attention=hook)
+            TwoBranches(model, hook, method.strengths()).install(undo)
+        self._steering = Steering(method, active=True, attention=hook)
 
 
 def attention_hook(
@@ -93,6 +144,7 @@ def attention_hook(
         native_name=config._attn_implementation,
         num_layers=config.num_hidden_layers,
         layer_types=getattr(config, "layer_types", None),
+        modules=frozenset(attention_modules(model)),
         uses_native=needs_native(method, config),
         hide_anchors=isinstance(method, SPA),
         measured={} if measure else None,
@@ -169,7 +221,7 @@ def check_is_model(model: Any) -> None:
         )
 
 
-def check_can_be_steered(model: Any) -> None:
+def check_can_be_steered(model: Any, method: Method) -> None:
     """Raise unless the model can be steered as it stands; nothing is changed.
 
     Raises:
@@ -196,7 +248,25 @@ def check_can_be_steered(model: Any) -> None:
             f"{name} does not call its attention through transformers' AttentionInterface, so it "
             "cannot be hooked; use a model that supports `model.set_attn_implementation`"
         )
-    implementation = model.config.get_text_config(decoder=True)._attn_implementation
+    config = model.config.get_text_config(decoder=True)
+    kinds = set(getattr(config, "layer_types", None) or ())
+    unseen = kinds & (STATEFUL_LAYERS | (MIXING_LAYERS if isinstance(method, SPA) else set()))
+    if unseen:
+        raise ValueError(
+            f"{name} has layers of the kind {min(unseen)!r}, which pass on what attention hides: "
+            f"{type(method).__name__} cannot steer it"
+            + ("" if unseen & STATEFUL_LAYERS else "; use AttentionBias or TargetMass")
+        )
+    if not any(getattr(module, "is_causal", True) for module in attention_modules(model)):
+        raise ValueError(
+            f"the attention of {name} is not causal: it is an encoder; Radar steers decoder-only "
+            "models"
+        )
+    implementation = config._attn_implementation
+    if implementation.startswith(STEERED_NAME):
+        raise RuntimeError(
+            f"{name} is a copy of a steered model, or was left steered; load it anew"
+        )
     if implementation not in SUPPORTED_IMPLEMENTATIONS:
         raise ValueError(
             f"{name} uses the attention implementation {implementation!r}; expected one of "
@@ -204,13 +274,36 @@ def check_can_be_steered(model: Any) -> None:
         )
 
 
+def check_strengths(method: Method, anchors: Tensor | None) -> None:
+    """Raise ValueError if SPA has several strengths, but not one for every row of the anchors."""
+    if anchors is None or not isinstance(method, SPA):
+        return
+    count, rows = len(method.strengths()), anchors.shape[0]
+    if count not in (1, rows):
+        raise ValueError(
+            f"strength has {count} values, but anchors has {rows} rows; expected one number, or "
+            "one for every prompt"
+        )
+
+
+def check_idle(model: Any) -> None:
+    """Raise RuntimeError if another thread is in the middle of running the model."""
+    others = sys._current_frames().keys() - {threading.get_ident()}
+    if any(is_inside(model, thread) for thread in others):
+        raise RuntimeError(
+            f"another thread is running {type(model).__name__}; wait for it, or load a second model"
+        )
+
+
 def attention_modules(model: Any) -> list[torch.nn.Module]:
-    """Return the model's self-attention modules in layer order."""
+    """Return the text decoder's self-attention modules in layer order."""
+    kind = type(model.config.get_text_config(decoder=True))
     return [
         module
         for module in model.modules()
         if "Attention" in type(module).__name__
         and isinstance(getattr(module, "layer_idx", None), int)
+        and isinstance(getattr(module, "config", None), kind)
     ]
 
 
@@ -226,13 +319,19 @@ def needs_native(method: Method, config: Any) -> bool:
 # -- the parts of an attachment --------------------------------------------------------------------
 
 
-@contextmanager
-def claimed(model: Any, method: Method) -> Iterator[None]:
+def claim(model: Any, method: Method, undo: Undo) -> None:
     """Hold the model for this block alone.
 
     Raises:
         RuntimeError: it is being steered already, by this thread or another.
     """
+    mine = (threading.get_ident(), method)
+
+    def release() -> None:
+        with _lock:
+            if _steered.get(model) is mine:
+                del _steered[model]
+
     with _lock:
         if model in _steered:
             owner, other = _steered[model]
@@ -241,89 +340,150 @@ def claimed(model: Any, method: Method) -> Iterator[None]:
                 f"{type(model).__name__} is already steered by {type(other).__name__} in {who}; "
                 "leave that block first, or load a second model"
             )
-        _steered[model] = (threading.get_ident(), method)
-    try:
-        yield
-    finally:
-        with _lock:
-            del _steered[model]
+        undo.add(release)
+        _steered[model] = mine
 
 
-@contextmanager
-def interfaces(model: Any, hook: AttentionHook) -> Iterator[None]:
-    """Register the hook under a name of its own and give the model configs that ask for it.
-
-    The configs are shallow copies, since other models may share the objects; the old ones are put
-    back on leaving.
-    """
-    name = f"radar_{next(_names)}"
+def register(hook: AttentionHook, undo: Undo) -> str:
+    """Register the hook's attention and mask under a name of their own; return the name."""
+    name = f"{STEERED_NAME}{next(_names)}"
+    undo.add(AttentionInterface._global_mapping.pop, name, None)
+    undo.add(AttentionMaskInterface._global_mapping.pop, name, None)
     AttentionInterface.register(name, hook.attend)
     AttentionMaskInterface.register(name, hook.make_mask)
-    replaced: list[tuple[torch.nn.Module, PreTrainedConfig]] = []
-    try:
-        copies = steered_configs(model, name)
-        for module in model.modules():
-            old = getattr(module, "config", None)
-            if id(old) in copies:
-                replaced.append((module, old))  # type: ignore[arg-type]
-                module.config = copies[id(old)]
-        yield
-    finally:
-        for module, old in replaced:
-            module.config = old  # type: ignore[assignment]
-        AttentionInterface._global_mapping.pop(name, None)
-        AttentionMaskInterface._global_mapping.pop(name, None)
+    return name
+
+
+def replace_configs(model: Any, name: str, undo: Undo) -> None:
+    """Give the modules configs that ask for the attention `name`.
+
+    They are shallow copies, since other models may share the objects.
+    """
+    copies = steered_configs(model, name)
+    for module in model.modules():
+        old = getattr(module, "config", None)
+        if id(old) in copies:
+            undo.add(setattr, module, "config", old)
+            module.config = copies[id(old)]
 
 
 def steered_configs(model: Any, name: str) -> dict[int, PreTrainedConfig]:
-    """Return a copy of every config that the model's modules hold, by the old one's id."""
+    """Return a copy of every config that says how text attends, by the old one's id.
+
+    These are the text decoder's and those that hold it; a vision or audio tower keeps its own.
+    """
+    kind = type(model.config.get_text_config(decoder=True))
     old: dict[int, PreTrainedConfig] = {}
     for module in model.modules():
         config = getattr(module, "config", None)
-        if isinstance(config, PreTrainedConfig):
+        if isinstance(config, PreTrainedConfig) and holds(config, kind):
             old[id(config)] = config
     copies = {key: copy.copy(config) for key, config in old.items()}
     for config in copies.values():
         config._attn_implementation_internal = name
-        for sub in getattr(config, "sub_configs", {}):
+        for sub in config.sub_configs:
             nested = getattr(config, sub, None)
             if id(nested) in copies:
                 setattr(config, sub, copies[id(nested)])
     return copies
 
 
-@contextmanager
-def watched(model: Any, hook: AttentionHook) -> Iterator[None]:
-    """Note what the model is called with, and raise if a layer's attention misses the hook."""
-    expected: set[int] = {module.layer_idx for module in attention_modules(model)}  # type: ignore[misc]
-    checked = False
+def holds(config: Any, kind: type) -> bool:
+    """Whether a config is of a kind, or has one of that kind inside."""
+    return isinstance(config, kind) or any(
+        holds(getattr(config, sub, None), kind) for sub in getattr(config, "sub_configs", ())
+    )
 
-    def before(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if module.training:
+
+class Watch:
+    """Checks every forward pass of a steered model, and tells its attention what it is called with.
+
+    Args:
+        model: the model, its configs replaced.
+        hook: its attention.
+        name: the implementation that the configs ask for.
+    """
+
+    def __init__(self, model: Any, hook: AttentionHook, name: str) -> None:
+        self.hook = hook
+        self.name = name
+        self.config = model.config
+        self.text_config = model.config.get_text_config(decoder=True)
+        self.checked = False
+        self.thread: int | None = None
+        self._lock = threading.Lock()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise RuntimeError(
+            "a steered model cannot be copied or pickled, the copy would stay steered for ever; "
+            "leave the steered block first"
+        )
+
+    def install(self, model: Any, undo: Undo) -> None:
+        """Hook the model."""
+        before = model.register_forward_pre_hook(self.before, with_kwargs=True)
+        undo.add(before.remove)
+        after = model.register_forward_hook(self.after, always_call=True)
+        undo.add(after.remove)
+
+    def before(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._check_thread(model)
+        if model.training:
             raise RuntimeError(
                 "the model was put into training mode while steered; call model.eval()"
             )
+        asked = self.text_config._attn_implementation_internal
+        if asked != self.name or model.config is not self.config:
+            raise RuntimeError(
+                f"the model's attention implementation was set to {asked!r} or its config replaced "
+                "while steered; do that before the steered block"
+            )
+        if kwargs.get("output_attentions") or self.text_config.output_attentions:
+            raise ValueError(
+                "output_attentions=True cannot be had while steered, the weights are never formed; "
+                "measure what anchors get with radar_core.attention_mass(model, ...), or leave the "
+                "block"
+            )
         let_grow(given_cache(kwargs)[1])
 
-    def after(module: Any, args: Any, output: Any) -> None:
-        nonlocal checked
-        hook.forget_windows()
-        if checked or output is None:
+    def after(self, model: Any, args: Any, output: Any) -> None:
+        self.hook.forget_windows()
+        if self.checked or output is None:
             return
-        checked = True
-        missing = sorted(expected - hook.calls.keys())
+        self.checked = True
+        expected: set[int] = {module.layer_idx for module in self.hook.modules}  # type: ignore[misc]
+        missing = sorted(expected - self.hook.calls.keys())
         if missing:
             raise RuntimeError(
                 f"layers {missing} of {type(model).__name__} never reached Radar's attention, so "
                 "they would not be steered; this model cannot be hooked"
             )
 
-    handles = [
-        model.register_forward_pre_hook(before, with_kwargs=True),
-        model.register_forward_hook(after, always_call=True),
-    ]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    def _check_thread(self, model: Any) -> None:
+        """Refuse a thread that calls the model while another one is inside it.
+
+        A forward pass keeps its state in the hooks, so two at a time would mix theirs. A thread
+        that was started in the block, to stream from, is as good as the one that entered it.
+        """
+        thread = threading.get_ident()
+        if thread == self.thread:
+            return
+        with self._lock:
+            if self.thread is not None and is_inside(model, self.thread):
+                raise RuntimeError(
+                    f"{type(model).__name__} is steered, and another thread is running it; a "
+                    "steered model serves one thread at a time: take turns, or load a second model"
+                )
+            self.thread = thread
+
+
+def is_inside(model: Any, thread: int) -> bool:
+    """Whether a thread is at work in a model's `generate` or forward pass."""
+    frame = sys._current_frames().get(thread)
+    while frame is not None:
+        if frame.f_code.co_name in ("generate", "_call_impl") and (
+            frame.f_locals.get("self") is model
+        ):
+            return True
+        frame = frame.f_back
+    return False

@@ -109,6 +109,7 @@ class AttentionHook:
         native_name: the attention implementation that the model had ("sdpa" or "eager").
         num_layers: number of decoder layers.
         layer_types: transformers' name for the kind of every layer's attention; None if all alike.
+        modules: the attention modules to steer; others, such as a vision tower's, are left alone.
         uses_native: whether some layer or query is left to the model's own attention.
         hide_anchors: whether the second half of a doubled batch cannot see the anchors.
         doubled: whether the forward pass at work runs both branches.
@@ -122,6 +123,7 @@ class AttentionHook:
     native_name: str
     num_layers: int
     layer_types: Sequence[str] | None = None
+    modules: frozenset[torch.nn.Module] = frozenset()
     uses_native: bool = False
     hide_anchors: bool = False
     doubled: bool = False
@@ -155,6 +157,7 @@ class AttentionHook:
             or rows.shape[0] != batch
             or rows.shape[1] < length
             or rows.device != device
+            or (rows.is_inference() and not torch.is_inference_mode_enabled())
         ):
             count = self.anchors.shape[0]
             if batch % count:
@@ -291,10 +294,25 @@ class AttentionHook:
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """Serve one layer's attention: Radar's where the plan steers it, else the model's own."""
+        if module not in self.modules:
+            function = native_attention(module, self.native_name)
+            return function(
+                module,
+                query,
+                key,
+                value,
+                attention_mask,
+                scaling=scaling,
+                dropout=dropout,
+                **kwargs,
+            )
         layer: int = module.layer_idx  # type: ignore[assignment]
         self.calls[layer] = self.calls.get(layer, 0) + 1
         if dropout:
             raise RuntimeError("attention dropout under steering; call model.eval() first")
+        if torch.is_autocast_enabled(query.device.type):
+            dtype = torch.get_autocast_dtype(query.device.type)
+            query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
         if self.packed is not None:
             return self._attend_packed(self.packed, query, key, value, scaling, kwargs), None
         plan = self._plan(layer, query.shape[1], query.device)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,16 +10,32 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
 from radar_core.hooks.attention import AttentionHook
-from radar_core.hooks.cache import cached_rows, can_branch_later, given_cache
-from radar_core.hooks.packed import Packed, can_pack
+from radar_core.hooks.cache import BranchedCache, cached_rows, can_branch_later, given_cache
+from radar_core.hooks.packed import Packed, can_pack, tokens
 from radar_core.hooks.prompts import call_arguments, given_tokens
+from radar_core.hooks.undo import Undo
 from radar_core.methods.spa import blend_rows
 from radar_kernels import blend_logits
 
 logger = logging.getLogger("radar_core")
 
 # Inputs of a forward pass with one row for each sequence, besides the mask and the cache.
-ROW_INPUTS = ("input_ids", "inputs_embeds", "position_ids", "token_type_ids")
+ROW_INPUTS = (
+    "input_ids",
+    "inputs_embeds",
+    "position_ids",
+    "token_type_ids",
+    "mm_token_type_ids",
+)
+# How inputs that are no text begin.
+MEDIA_INPUTS = (
+    "pixel_values",
+    "image_",
+    "video_",
+    "audio_",
+    "input_features",
+    "mm_encoder_outputs",
+)
 
 
 class TwoBranches:
@@ -45,23 +58,15 @@ class TwoBranches:
         self._weights: Tensor | None = None
         self._warned = False
 
-    @contextmanager
-    def hooked(self) -> Iterator[None]:
-        """Install the hooks on the model and its output layer; remove them on leaving."""
-        handles = [
-            self.model.register_forward_pre_hook(self._before, with_kwargs=True),
-            self.model.register_forward_hook(self._after, with_kwargs=True, always_call=True),
-        ]
+    def install(self, undo: Undo) -> None:
+        """Hook the model and its output layer."""
+        before = self.model.register_forward_pre_hook(self._before, with_kwargs=True)
+        undo.add(before.remove)
+        after = self.model.register_forward_hook(self._after, with_kwargs=True, always_call=True)
+        undo.add(after.remove)
         if not self.blends_logits:
             output = self.model.get_output_embeddings()
-            handles.append(output.register_forward_pre_hook(self._blend_hidden))
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
-            self.attention.doubled = False
-            self.attention.packed = None
+            undo.add(output.register_forward_pre_hook(self._blend_hidden).remove)
 
     # -- hooks -------------------------------------------------------------------------------------
 
@@ -72,12 +77,18 @@ class TwoBranches:
         self.attention.doubled = False
         self.attention.packed = None
         kwargs = dict(call_arguments(model.forward, args, kwargs))
+        for name, value in kwargs.items():
+            if name.startswith(MEDIA_INPUTS) and (isinstance(value, Tensor) or value):
+                raise ValueError(
+                    f"SPA runs two branches of a prompt's text, but {name} was given; steer "
+                    "prompts with images or sound by AttentionBias or TargetMass"
+                )
         batch, length = given_tokens(kwargs).shape[:2]
         cache_name, cache = given_cache(kwargs)
         past = cache.get_seq_length() if cache is not None else 0
         rows = cached_rows(cache) if isinstance(past, int) and past else None
         if can_branch_later(cache):
-            self._reorder_both_halves(cache, batch)
+            cache.__class__ = BranchedCache
             if rows in (None, batch) and past + length <= self.first_anchor:
                 return (), kwargs  # nothing to hide yet: both branches are still one
             if rows == batch:
@@ -85,7 +96,7 @@ class TwoBranches:
             elif rows is None and self._shares_prefix(kwargs, length):
                 if can_pack(model, cache, kwargs):
                     return (), self._pack(kwargs, cache, batch, length)
-                kwargs = self._run_prefix(kwargs, cache, cache_name, batch)
+                kwargs = self._run_prefix(kwargs, cache, cache_name, batch, length)
         elif cache is not None and past == 0 and not self._warned:
             self._warned = True
             logger.info(
@@ -155,16 +166,17 @@ class TwoBranches:
         return packed.inputs(kwargs)
 
     def _run_prefix(
-        self, kwargs: dict[str, Any], cache: DynamicCache, cache_name: str, batch: int
+        self, kwargs: dict[str, Any], cache: DynamicCache, cache_name: str, batch: int, length: int
     ) -> dict[str, Any]:
         """Prefill the tokens before the first anchor once, then give each branch a copy."""
         cut = self.first_anchor
+        rows = {name: v for name in ROW_INPUTS if (v := kwargs.get(name)) is not None}
+        prefix = {name: tokens(name, value, 0, cut) for name, value in rows.items()}
         mask = kwargs.get("attention_mask")
-        prefix = {name: v[:, :cut] for name in ROW_INPUTS if (v := kwargs.get(name)) is not None}
         if mask is not None:
             prefix["attention_mask"] = mask[:, :cut]
         self.model.base_model(**prefix, **{cache_name: cache}, use_cache=True)
-        rest = {name: v[:, cut:] for name in ROW_INPUTS if (v := kwargs.get(name)) is not None}
+        rest = {name: tokens(name, value, cut, length) for name, value in rows.items()}
         return self._branch({**kwargs, **rest}, cache, cache_name, batch, cut)
 
     def _branch(
@@ -184,9 +196,10 @@ class TwoBranches:
         doubled = dict(kwargs)
         for name in ROW_INPUTS:
             value = kwargs.get(name)
+            rows = -2 if name == "position_ids" else 0
             # Positions given once for all rows broadcast by themselves.
-            if value is not None and value.shape[0] == batch:
-                doubled[name] = torch.cat([value, value])
+            if value is not None and value.shape[rows] == batch:
+                doubled[name] = torch.cat([value, value], dim=rows)
         mask = kwargs.get("attention_mask")
         masks = ready_masks(mask)
         if masks is not None:
@@ -209,18 +222,6 @@ class TwoBranches:
             weights = self.strength.to(device).repeat_interleave(batch // count)
             self._weights = weights
         return weights
-
-    def _reorder_both_halves(self, cache: DynamicCache, batch: int) -> None:
-        """Let beam search reorder both branches: it only knows of the first half's rows."""
-        if "reorder_cache" in vars(cache):
-            return
-
-        def reorder(beam_idx: Any) -> None:
-            if cached_rows(cache) == 2 * beam_idx.shape[0]:
-                beam_idx = torch.cat([beam_idx, beam_idx + beam_idx.shape[0]])
-            type(cache).reorder_cache(cache, beam_idx)
-
-        cache.reorder_cache = functools.wraps(type(cache).reorder_cache)(reorder)  # type: ignore[method-assign]
 
 
 def blends_logits(model: Any) -> bool:

@@ -36,6 +36,23 @@ class GrowingLayer(DynamicLayer):
         return self.keys, self.values
 
 
+class BranchedCache(DynamicCache):
+    """A `DynamicCache` of two branches; beam search only knows of the first half of its rows.
+
+    A plain cache becomes one by its class alone, so it can be copied and pickled as before, and it
+    serves an unsteered model on.
+    """
+
+    def reorder_cache(self, beam_idx: Any) -> None:
+        """Reorder both halves as the first."""
+        if cached_rows(self) == 2 * beam_idx.shape[0]:
+            beam_idx = torch.cat([beam_idx, beam_idx + beam_idx.shape[0]])
+        super().reorder_cache(beam_idx)
+
+
+PLAIN_CACHES = (DynamicCache, BranchedCache)
+
+
 def with_room(buffer: Tensor | None, held: Tensor, added: int) -> Tensor:
     """Return a buffer that starts with `held` [B, heads, n, D] and has room for `added` more."""
     length = held.shape[-2]
@@ -45,6 +62,7 @@ def with_room(buffer: Tensor | None, held: Tensor, added: int) -> Tensor:
         and buffer.stride() == held.stride()
         and buffer.shape[:2] == held.shape[:2]
         and buffer.shape[-2] >= length + added
+        and (torch.is_inference_mode_enabled() or not buffer.is_inference())
     )
     if holds:
         assert buffer is not None
@@ -69,7 +87,7 @@ def appended(buffer: Tensor, length: int, new: Tensor) -> Tensor:
 
 def let_grow(cache: Any) -> None:
     """Give the plain layers of a plain dynamic cache room to grow; leave other caches alone."""
-    if type(cache) is not DynamicCache or cache.offloading:
+    if type(cache) not in PLAIN_CACHES or cache.offloading:
         return
     if cache.layer_class_to_replicate is DynamicLayer:
         cache.layer_class_to_replicate = GrowingLayer
@@ -97,7 +115,7 @@ def cached_rows(cache: Any) -> int | None:
 
 def can_branch_later(cache: Any) -> bool:
     """Whether a cache's rows can be copied after a shared prefix."""
-    return type(cache) is DynamicCache and all(
+    return type(cache) in PLAIN_CACHES and all(
         type(layer) in (DynamicLayer, GrowingLayer, DynamicSlidingWindowLayer)
         for layer in cache.layers
     )

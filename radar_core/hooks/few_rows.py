@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from radar_core.hooks.undo import Undo
 from radar_kernels.linear_rows import linear_rows
 from radar_kernels.linear_rows.cpp import MOST_ROWS, absent
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-@contextmanager
-def few_row_linears(model: nn.Module) -> Iterator[None]:
+def serve_few_rows(model: nn.Module, undo: Undo) -> None:
     """Let the model's plain linear layers serve few rows by an operator that reads weights once.
 
     Two rows cost torch's own layer up to three times one, and one bfloat16 row several times the
@@ -25,17 +23,18 @@ def few_row_linears(model: nn.Module) -> Iterator[None]:
     with a plain CPU weight are touched, and only if nothing else (such as accelerate's hooks) has
     replaced their `forward`; the weights stay as they are. Results agree to rounding.
     """
-    linears = (module for module in model.modules() if isinstance(module, nn.Linear))
-    served = [] if absent() is not None else [module for module in linears if _is_plain(module)]
-    replacements = {module: functools.partial(_forward, module) for module in served}
-    try:
-        for module, forward in replacements.items():
+    if absent() is not None:
+        return
+    for module in model.modules():
+        if isinstance(module, nn.Linear) and _is_plain(module):
+            forward = functools.partial(_forward, module)
+            undo.add(_put_back, module, forward)
             module.forward = forward  # type: ignore[method-assign]
-        yield
-    finally:
-        for module, forward in replacements.items():
-            if vars(module).get("forward") is forward:
-                del module.forward
+
+
+def _put_back(module: nn.Linear, forward: Any) -> None:
+    if vars(module).get("forward") is forward:
+        del module.forward
 
 
 def _is_plain(module: nn.Linear) -> bool:
@@ -51,6 +50,6 @@ def _is_plain(module: nn.Linear) -> bool:
 
 
 def _forward(module: nn.Linear, input: Tensor) -> Tensor:
-    if input.numel() > MOST_ROWS * module.in_features:
+    if input.numel() > MOST_ROWS * module.in_features or torch.is_autocast_enabled("cpu"):
         return nn.functional.linear(input, module.weight, module.bias)
     return linear_rows(input, module.weight, module.bias)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
-from radar_core.hooks.cache import GrowingLayer, room
+from radar_core.hooks.cache import PLAIN_CACHES, GrowingLayer, room
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,8 @@ class Packed:
             packed["position_ids"] = torch.arange(self.prompt, device=first.device)[None]
         for name in ("input_ids", "inputs_embeds", "position_ids"):
             if (value := packed.get(name)) is not None:
-                packed[name] = torch.cat([value, value[:, self.shared :]], dim=1)
+                rest = tokens(name, value, self.shared, self.prompt)
+                packed[name] = torch.cat([value, rest], dim=-1 if name == "position_ids" else 1)
         ends = [self.prompt - 1, 2 * self.prompt - self.shared - 1]
         packed["logits_to_keep"] = torch.tensor(ends, device=first.device)
         packed["attention_mask"] = None
@@ -79,6 +80,14 @@ class Packed:
         return rows
 
 
+def tokens(name: str, value: Tensor, start: int, stop: int) -> Tensor:
+    """Return some tokens of an input of a forward pass.
+
+    Inputs are [B, tokens, ...], but positions may also be [axes, B, tokens].
+    """
+    return value[..., start:stop] if name == "position_ids" else value[:, start:stop]
+
+
 def can_pack(model: Any, cache: Any, keywords: dict[str, Any]) -> bool:
     """Whether a prompt's branches can share a row: plain causal attention at given positions."""
     config = model.config.get_text_config(decoder=True)
@@ -91,11 +100,12 @@ def can_pack(model: Any, cache: Any, keywords: dict[str, Any]) -> bool:
     )
     return (
         plain
-        and type(cache) is DynamicCache
+        and type(cache) in PLAIN_CACHES
         and not cache.offloading
         and all(isinstance(layer, GrowingLayer) for layer in cache.layers)
         and keywords.get("logits_to_keep") == 1
         and keywords.get("token_type_ids") is None
+        and keywords.get("mm_token_type_ids") is None
         and keywords.get("labels") is None
         and "position_ids" in keywords
     )

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,46 +11,55 @@ from torch import Tensor
 from transformers import UnbatchedClassifierFreeGuidanceLogitsProcessor as Guidance
 
 from radar_core.hooks.cache import given_cache
+from radar_core.hooks.undo import Undo
 
 
-@contextmanager
-def described(model: Any, anchors: Tensor) -> Iterator[None]:
-    """Check what a model is called with against the anchors until it has met their prompt.
+class PromptCheck:
+    """Checks what a model is called with against the anchors until it has met their prompt.
 
     `generate` knows its prompt, so that it is checked whole; other calls show theirs pass by pass.
     Once a pass has ended where the anchors end, all that follows is taken for generated: passes
     without a cache run the prompt again, each longer than the last.
 
     Args:
-        model: the model; its `generate` is wrapped inside the block.
+        model: the model; its `generate` is wrapped while installed.
         anchors: [batch, prompt].
     """
-    met = False
-    generate = model.generate
-    own = vars(model).get("generate")
 
-    @functools.wraps(generate)
-    def checked(*args: Any, **kwargs: Any) -> Any:
-        nonlocal met
-        check_generation(model, anchors, call_arguments(generate, args, kwargs))
-        met = True
-        return generate(*args, **kwargs)
+    def __init__(self, model: Any, anchors: Tensor) -> None:
+        self.model = model
+        self.anchors = anchors
+        self.met = False
 
-    def before(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        nonlocal met
-        if not met:
-            met = check_pass(anchors.shape[1], call_arguments(module.forward, args, kwargs))
+    def install(self, undo: Undo) -> None:
+        """Put the checks on the model."""
+        model, generate = self.model, self.model.generate
 
-    model.generate = checked
-    handle = model.register_forward_pre_hook(before, with_kwargs=True)
-    try:
-        yield
-    finally:
-        handle.remove()
-        if own is None:
-            del model.generate
-        else:
-            model.generate = own
+        @functools.wraps(generate)
+        def checked(*args: Any, **kwargs: Any) -> Any:
+            check_generation(model, self.anchors, call_arguments(generate, args, kwargs))
+            self.met = True
+            return generate(*args, **kwargs)
+
+        undo.add(_put_back, model, checked, vars(model).get("generate"))
+        model.generate = checked
+        handle = model.register_forward_pre_hook(self.before, with_kwargs=True)
+        undo.add(handle.remove)
+
+    def before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Look at a forward pass."""
+        if not self.met:
+            arguments = call_arguments(module.forward, args, kwargs)
+            self.met = check_pass(self.anchors.shape[1], arguments)
+
+
+def _put_back(model: Any, checked: Any, own: Any) -> None:
+    if vars(model).get("generate") is not checked:
+        return
+    if own is None:
+        del model.generate
+    else:
+        model.generate = own
 
 
 def call_arguments(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 import json
+import pickle
+import signal
+import sys
 import threading
 
 import pytest
@@ -27,14 +32,169 @@ def inputs():
 
 
 def snapshot(model):
-    return [
-        (
-            id(m.config) if hasattr(m, "config") else None,
-            len(m._forward_hooks),
-            len(m._forward_pre_hooks),
-        )
-        for m in model.modules()
-    ]
+    registered = transformers.AttentionInterface._global_mapping
+    masks = transformers.AttentionMaskInterface._global_mapping
+    return (
+        set(registered),
+        set(masks),
+        [
+            (
+                id(m.config) if hasattr(m, "config") else None,
+                len(m._forward_hooks),
+                len(m._forward_pre_hooks),
+                "forward" in vars(m),
+            )
+            for m in model.modules()
+        ],
+    )
+
+
+def interrupted_at(step, act):
+    """Press Ctrl-C at one step of this package's Python; return whether it came to that step."""
+    left = step
+
+    def trace(frame, event, argument):
+        nonlocal left
+        if "radar_core" not in frame.f_code.co_filename or left < 0:
+            return None
+        left -= 1
+        if left < 0:
+            signal.raise_signal(signal.SIGINT)
+        return trace
+
+    sys.settrace(trace)
+    try:
+        act()
+        interrupted = False
+    except KeyboardInterrupt:
+        interrupted = True
+    finally:
+        sys.settrace(None)
+    assert interrupted == (left < 0), "Ctrl-C was lost"
+    return interrupted
+
+
+def test_ctrl_c_at_any_moment_leaves_nothing_behind(model, inputs):
+    """At every step of entering and leaving, spread over the runs."""
+    anchors = inputs.pop("anchors")
+    plain, before = model(**inputs).logits, snapshot(model)
+    handler = signal.getsignal(signal.SIGINT)
+
+    def enter_and_leave():
+        with SPA(2.0).applied_to(model, anchors):
+            pass
+
+    steps = 0
+    while interrupted_at(steps, enter_and_leave):
+        restored = snapshot(model) == before and signal.getsignal(signal.SIGINT) is handler
+        assert restored, steps
+        steps += 1 if steps < 60 else 13
+    assert steps > 500 and torch.equal(model(**inputs).logits, plain)
+    with SPA(2.0).applied_to(model, anchors):
+        pass
+
+
+def test_a_block_that_is_never_left_ends_with_its_last_reference(model, inputs):
+    before = snapshot(model)
+    block = SPA(2.0).applied_to(model, inputs["anchors"])
+    block.__enter__()
+    assert snapshot(model) != before
+    del block
+    gc.collect()
+    assert snapshot(model) == before
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_steered_model_cannot_be_copied(model, inputs, method):
+    with method.applied_to(model, inputs.pop("anchors")):
+        for make in (copy.deepcopy, pickle.dumps):
+            with pytest.raises(RuntimeError, match="leave the steered block"):
+                make(model)
+    assert torch.equal(copy.deepcopy(model)(**inputs).logits, model(**inputs).logits)
+
+
+def test_a_changed_implementation_is_noticed(model, inputs):
+    with AttentionBias(2.0).applied_to(model, inputs.pop("anchors")):
+        model(**inputs)
+        model.set_attn_implementation("eager")
+        with pytest.raises(RuntimeError, match="'eager'"):
+            model(**inputs)
+    assert model.config._attn_implementation == "sdpa"
+    model(**inputs)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_attention_weights_are_refused(inputs, method):
+    model = tiny_model("Llama", "eager")
+    anchors = inputs.pop("anchors")
+    with method.applied_to(model, anchors):
+        with pytest.raises(ValueError, match="attention_mass"):
+            model(**inputs, output_attentions=True)
+        model(**inputs)
+    assert model(**inputs, output_attentions=True).attentions[0].shape[0] == 2
+
+
+def test_only_one_thread_at_a_time_is_served(model, inputs):
+    """One that was started in the block is as good as its own; a second one meanwhile is not."""
+    anchors, caught, results = inputs.pop("anchors"), [], []
+    options = dict(max_new_tokens=4, do_sample=False)
+
+    def generate():
+        try:
+            results.append(model.generate(**inputs, **options))
+        except RuntimeError as error:
+            caught.append(str(error))
+
+    def meanwhile(*_):
+        if threading.current_thread() is threading.main_thread():
+            thread = threading.Thread(target=generate)
+            thread.start()
+            thread.join()
+
+    with AttentionBias(2.0).applied_to(model, anchors):
+        generate()
+        meanwhile()
+        generate()
+        assert len(results) == 3 and not caught
+        handle = model.model.layers[1].register_forward_hook(meanwhile)
+        generate()
+        handle.remove()
+    assert len(caught) == 4 and "one thread at a time" in caught[0]
+    assert len(results) == 4 and all(torch.equal(results[0], other) for other in results)
+
+
+def test_a_model_that_another_thread_is_running_is_refused(model, inputs):
+    anchors, caught = inputs.pop("anchors"), []
+
+    def enter():
+        try:
+            with SPA(2.0).applied_to(model, anchors):
+                pass
+        except RuntimeError as error:
+            caught.append(str(error))
+
+    def meanwhile(*_):
+        thread = threading.Thread(target=enter)
+        thread.start()
+        thread.join()
+
+    model.model.layers[1].register_forward_hook(meanwhile)
+    model(**inputs)
+    assert "another thread is running" in caught[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast(model, inputs, dtype):
+    anchors = inputs.pop("anchors")
+    options = dict(max_new_tokens=4, do_sample=False)
+    with torch.autocast("cpu", dtype):
+        plain = model(**inputs).logits
+        with NoSteering().applied_to(model):
+            assert model.generate(**inputs, **options).shape == (2, 24)
+            torch.testing.assert_close(model(**inputs).logits, plain, atol=0.5, rtol=0.05)
+        for method in METHODS:
+            with method.applied_to(model, anchors):
+                assert model.generate(**inputs, **options).shape == (2, 24)
 
 
 @pytest.mark.parametrize("method", OFF)
@@ -228,7 +388,18 @@ def unhookable():
         )
     )
     headless = transformers.LlamaModel(transformers.LlamaConfig(**SHAPE))
-    return [bloom, falcon, mamba, t5, headless, torch.nn.Linear(2, 2)]
+    encoder = transformers.BertForMaskedLM(transformers.BertConfig(**SHAPE))
+    as_encoder = transformers.BertLMHeadModel(transformers.BertConfig(**SHAPE, is_decoder=False))
+    linear = transformers.MiniMaxForCausalLM(
+        transformers.MiniMaxConfig(
+            **SHAPE,
+            head_dim=16,
+            num_local_experts=2,
+            layer_types=["linear_attention", "full_attention", "linear_attention"],
+        )
+    )
+    refused = [bloom, falcon, mamba, t5, headless, encoder, as_encoder, linear]
+    return [*refused, torch.nn.Linear(2, 2)]
 
 
 def test_a_model_that_cannot_be_hooked_is_named_and_left_alone():
@@ -243,6 +414,21 @@ def test_a_model_that_cannot_be_hooked_is_named_and_left_alone():
             ):
                 pass
         assert snapshot(model) == before
+
+
+@pytest.mark.parametrize("family", ["Lfm2", "Lfm2Moe"])
+def test_spa_refuses_layers_that_pass_on_what_is_hidden(family, inputs):
+    kinds = {"layer_types": ["conv", "full_attention", "conv"]}
+    experts = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32)
+    shape = SHAPE | kinds | (experts if family == "Lfm2Moe" else {})
+    model = tiny_model(family, shape=shape)
+    anchors, before = inputs.pop("anchors"), snapshot(model)
+    with pytest.raises(ValueError, match="'conv'"), SPA(2.0).applied_to(model, anchors):
+        pass
+    assert snapshot(model) == before
+    with AttentionBias(2.0).applied_to(model, anchors) as steering:
+        model(**inputs)
+    assert set(steering.calls) == {1}
 
 
 def test_an_unknown_attention_implementation_is_refused(model, inputs):
@@ -267,6 +453,18 @@ def test_an_unknown_attention_implementation_is_refused(model, inputs):
 def test_anchors_that_cannot_be_are_refused(model, anchors, message):
     with pytest.raises(ValueError, match=message), SPA(2.0).applied_to(model, anchors):
         pass
+
+
+def test_strengths_that_do_not_fit_are_refused(model):
+    inputs = prompts([20, 13, 9, 8], [[5, 6]] * 4)
+    anchors = inputs.pop("anchors")
+    with (
+        pytest.raises(ValueError, match="2 values, but anchors has 4 rows"),
+        SPA([1.0, 3.0]).applied_to(model, anchors),
+    ):
+        pass
+    with SPA([1.0, 3.0, 2.0, 0.5]).applied_to(model, anchors):
+        model.generate(**inputs, max_new_tokens=2, num_beams=2)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
-from radar_core import AttentionBias
+from radar_core import SPA, AttentionBias
 from radar_core.hooks.cache import GrowingLayer, let_grow
 from tests.models.tiny import prompts, tiny_model
 
@@ -91,3 +95,41 @@ def test_a_steered_cache_serves_the_model_on():
     assert type(cache.layers[0]) is GrowingLayer
     more = model.generate(out.sequences, past_key_values=cache, max_new_tokens=3, do_sample=False)
     assert more.shape[1] == out.sequences.shape[1] + 3
+
+
+@pytest.mark.parametrize("method", [AttentionBias(2.0), SPA(2.0)])
+@pytest.mark.parametrize("gradient", [False, True])
+def test_a_prefill_in_inference_mode_and_a_step_outside(method, gradient):
+    """Tensors of inference mode cannot be written in place elsewhere."""
+    model, inputs = tiny_model("Llama"), prompts([20], [[9, 10]])
+    anchors, ids = inputs["anchors"][:, :17], inputs["input_ids"]
+    cache = DynamicCache(config=model.config)
+    with method.applied_to(model, anchors=anchors), torch.no_grad():
+        model(ids[:, :17])  # the prompt that the anchors describe
+        expected = model(ids).logits[:, -1]
+        with torch.inference_mode():
+            for start, stop in ((0, 17), (17, 18), (18, 19)):
+                model(ids[:, start:stop], past_key_values=cache)
+        with torch.set_grad_enabled(gradient):
+            logits = model(ids[:, 19:], past_key_values=cache).logits[:, -1]
+    torch.testing.assert_close(logits.detach(), expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda c: pickle.loads(pickle.dumps(c))])
+def test_copies_of_a_branched_cache_are_their_own(duplicate):
+    """Beam search from a copied prefix, as when many replies share one."""
+    model, inputs = tiny_model("Llama"), prompts([20], [[12, 13]])
+    anchors, ids = inputs["anchors"], inputs["input_ids"]
+    options = dict(num_beams=3, max_new_tokens=6, do_sample=False)
+    plain = model.generate(ids, **options)
+    prefix = DynamicCache(config=model.config)
+    with SPA(2.0).applied_to(model, anchors=anchors), torch.no_grad():
+        expected = model.generate(ids, **options)
+        model(ids[:, :8], past_key_values=prefix)
+        prefix.batch_repeat_interleave(3)
+        held = prefix.layers[0].keys.clone()
+        copied = duplicate(prefix)
+        steered = model.generate(ids, past_key_values=copied, **options)
+    assert torch.equal(steered, expected) and torch.equal(prefix.layers[0].keys, held)
+    assert torch.equal(model.generate(ids, past_key_values=duplicate(prefix), **options), plain)
+    assert torch.equal(prefix.layers[0].keys, held)

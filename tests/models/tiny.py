@@ -83,6 +83,54 @@ def tiny_model(
     return model
 
 
+def _vision_language_models() -> dict[str, Any]:
+    towers = dict(depth=2, num_heads=2, patch_size=4)
+    rotary = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
+    clip = dict(hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2)
+    tokens = dict(image_token_id=90, vision_start_token_id=92, vision_end_token_id=93)
+    return {
+        "Llava": dict(
+            vision_config=transformers.CLIPVisionConfig(**clip, image_size=16, patch_size=8),
+            text_config=transformers.LlamaConfig(**FAMILIES["Llama"]),
+            image_token_index=90,
+            image_seq_length=4,
+            vision_feature_layer=-1,
+        ),
+        "Qwen2VL": dict(
+            vision_config=dict(**towers, embed_dim=32, hidden_size=96, mlp_ratio=2),
+            text_config=FAMILIES["Llama"] | {"rope_parameters": rotary},
+            **tokens,
+            video_token_id=91,
+        ),
+        "Qwen3VL": dict(
+            vision_config=dict(
+                **towers,
+                hidden_size=32,
+                out_hidden_size=96,
+                intermediate_size=32,
+                deepstack_visual_indexes=[0],
+            ),
+            text_config=FAMILIES["Llama"] | {"rope_parameters": rotary},
+            **tokens,
+            video_token_id=91,
+        ),
+    }
+
+
+def tiny_vision_language_model(family: str) -> Any:
+    """Return a random vision-language model, as `tiny_model` does."""
+    config = getattr(transformers, f"{family}Config")(**_vision_language_models()[family])
+    torch.manual_seed(0)
+    model = transformers.AutoModelForImageTextToText.from_config(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(std=0.15)
+    model.generation_config.eos_token_id = None
+    model.generation_config.pad_token_id = 0
+    return model
+
+
 def eager_twin(model: Any) -> Any:
     """Return a copy of a model, the same weights, with transformers' eager attention."""
     config = type(model.config).from_dict(model.config.to_dict(), attn_implementation="eager")

@@ -21,7 +21,7 @@ from radar_core.hooks.cache import given_cache, let_grow
 from radar_core.hooks.few_rows import serve_few_rows
 from radar_core.hooks.prompts import PromptCheck
 from radar_core.hooks.undo import Undo, uninterrupted
-from radar_core.methods.method import Method, NoSteering
+from radar_core.methods.method import LARGEST, Method, NoSteering
 from radar_core.methods.spa import SPA
 
 _names = itertools.count()
@@ -185,6 +185,12 @@ def check_anchors(anchors: Any, method: Method) -> Tensor | None:
             )
         else:
             mask = mask.float()
+            largest = float(mask.abs().max()) * abs(method.bias)
+            if largest > LARGEST:
+                raise ValueError(
+                    f"anchors holds factors that make the bias as large as {largest:.3g}; expected "
+                    f"at most {LARGEST:g}"
+                )
     elif mask.dtype != torch.bool:
         if not bool(((mask == 0) | (mask == 1)).all()):
             raise ValueError(

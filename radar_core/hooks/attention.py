@@ -412,8 +412,7 @@ class AttentionHook:
         )
         mass = mass[:, :, 0]
         if plan.bias is not None:
-            odds = torch.exp(plan.bias) * mass
-            return odds / (odds + 1 - mass)
+            return torch.sigmoid(torch.logit(mass) + plan.bias)
         if plan.target_mass is not None:
             target = plan.target_mass.expand_as(mass)
             wanted = target if plan.exact else torch.maximum(mass, target)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from radar_core.methods.method import (
+    LARGEST,
     Heads,
     LayerPlan,
     Layers,
@@ -27,15 +28,15 @@ class AttentionBias(Method):
     One operator for PASTA, InstABoost and GUIDE; costs nothing but one addition per anchored key.
 
     Args:
-        bias: finite float in nats; `bias = log(M)` multiplies the odds of an anchored key by M.
-            0 switches the method off.
+        bias: float in nats, -1000 to 1000; `bias = log(M)` multiplies the odds of an anchored key
+            by M. 0 switches the method off.
         heads: query heads to steer: None (all), a sequence, or a mapping from layer to heads.
         layers: layers to steer: None (all) or a sequence; negative indices count from the top.
         queries: "all" steers every token, "generated" only those that predict generated tokens
             (positions >= prompt length - 1), which leaves the prompt's own cache untouched.
 
     Raises:
-        ValueError: `bias` is not finite, or `heads`, `layers` or `queries` are malformed.
+        ValueError: `bias` is no such number, or `heads`, `layers` or `queries` are malformed.
 
     Source: Zhang et al., PASTA (arXiv 2311.02262), written as a bias.
     """
@@ -46,8 +47,11 @@ class AttentionBias(Method):
     queries: Queries = "all"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.bias, int | float) or not math.isfinite(self.bias):
-            raise ValueError(f"bias is {self.bias!r}; expected a finite number, such as 2.0")
+        if not isinstance(self.bias, int | float) or not abs(self.bias) <= LARGEST:
+            raise ValueError(
+                f"bias is {self.bias!r}; expected a number from -{LARGEST:g} to {LARGEST:g}, such "
+                "as 2.0"
+            )
         check_heads(self.heads)
         check_indices("layers", self.layers)
         check_queries(self.queries)
@@ -89,7 +93,7 @@ def PASTA(
     Several anchored spans count once each, unlike in the released package, where they accumulate.
     Source: Zhang et al., ICLR 2024 (arXiv 2311.02262).
     """
-    if not 0 < alpha <= 1:
+    if not isinstance(alpha, int | float) or not 0 < alpha <= 1:
         raise ValueError(f"alpha is {alpha!r}; expected a number in (0, 1], such as 0.01")
     return AttentionBias(-math.log(alpha), heads, layers, queries)
 
@@ -116,7 +120,7 @@ def InstABoost(
 
     Source: InstABoost (arXiv 2506.13734); there the anchors are the instruction.
     """
-    if not (multiplier > 0 and math.isfinite(multiplier)):
+    if not isinstance(multiplier, int | float) or not 0 < multiplier < math.inf:
         raise ValueError(f"multiplier is {multiplier!r}; expected a number above 0, such as 3.0")
     return AttentionBias(math.log(multiplier), heads, layers, queries)
 
@@ -139,7 +143,7 @@ def GUIDE(
         The equivalent `AttentionBias`.
 
     Raises:
-        ValueError: `delta` is not finite.
+        ValueError: `delta` is no number from -1000 to 1000.
 
     Source: GUIDE (arXiv 2409.19001).
     """

@@ -18,6 +18,10 @@ Heads = Sequence[int] | Mapping[int, Sequence[int]] | None
 Layers = Sequence[int] | None
 
 
+# Biases and strengths beyond this say nothing more, and overflow in half precision.
+LARGEST = 1000.0
+
+
 @dataclass(frozen=True)
 class LayerPlan:
     """What one layer's attention does to its anchored keys.
@@ -47,6 +51,10 @@ class Method:
 
         On a CPU, decoding also runs the model's linear layers by an operator that reads each weight
         once for all rows; where nothing is steered, results then agree to rounding.
+
+        Whoever calls the model meanwhile is steered, from any thread, but only one at a time is
+        served. What is set on `model.config` inside the block is lost on leaving, and a steered
+        model cannot be copied or pickled.
 
         Args:
             model: a Hugging Face transformers causal language model in evaluation mode.
@@ -136,14 +144,20 @@ def resolve(name: str, values: Sequence[int], count: int) -> set[int]:
     """Turn possibly negative indices into a set of indices below `count`.
 
     Raises:
-        ValueError: one of them lies outside -count..count-1.
+        ValueError: one of them lies outside -count..count-1, or two are the same.
     """
+    names: dict[int, int] = {}
     for value in values:
         if not -count <= value < count:
             raise ValueError(
                 f"{name} names {value}, but this model has {count}: expected {-count}..{count - 1}"
             )
-    return {value % count for value in values}
+        other = names.setdefault(value % count, value)
+        if other != value:
+            raise ValueError(
+                f"{name} names {other} and {value}, which are the same one of this model's {count}"
+            )
+    return set(names)
 
 
 def chosen_heads(
@@ -159,18 +173,19 @@ def chosen_heads(
         num_layers: number of layers of the model.
         num_heads: number of query heads.
     """
-    if layers is not None and layer not in resolve("layers", layers, num_layers):
-        return None
+    steered = set(range(num_layers)) if layers is None else resolve("layers", layers, num_layers)
     if isinstance(heads, Mapping):
-        resolve("heads", list(heads), num_layers)
-        of_layer = {key % num_layers: value for key, value in heads.items()}
-        if layer not in of_layer:
-            return None
-        names: Sequence[int] | None = of_layer[layer]
+        steered &= resolve("heads", list(heads), num_layers)
+        by_layer = {key % num_layers: of_layer for key, of_layer in heads.items()}
+        if not steered:
+            raise ValueError(
+                f"layers is {layers}, but heads names the layers {list(heads)}: none is in both"
+            )
     else:
-        names = heads
-    if names is None:
-        return torch.ones(num_heads, dtype=torch.bool)
+        by_layer = dict.fromkeys(steered, range(num_heads) if heads is None else heads)
+    resolved = {key: resolve("heads", names, num_heads) for key, names in by_layer.items()}
+    if layer not in steered:
+        return None
     chosen = torch.zeros(num_heads, dtype=torch.bool)
-    chosen[sorted(resolve("heads", names, num_heads))] = True
+    chosen[sorted(resolved[layer])] = True
     return chosen

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from radar_core.methods.method import LayerPlan, Method
+from radar_core.methods.method import LARGEST, LayerPlan, Method
 
 
 @dataclass(frozen=True)
@@ -17,11 +16,12 @@ class SPA(Method):
     """Move the logits away from what the model would say without seeing the anchors.
 
     Args:
-        strength: finite number, or one for each row of the batch. 1 is off (no second branch
-            runs), above 1 emphasises the anchors, 0 ignores them, below 0 reverses them.
+        strength: number from -1000 to 1000, or one for each prompt (a sequence, or a tensor or
+            array of them). 1 is off (no second branch runs), above 1 emphasises the anchors, 0
+            ignores them, below 0 reverses them.
 
     Raises:
-        ValueError: `strength` is not finite or empty.
+        ValueError: `strength` is no such number, or empty.
 
     Formula: `strength * logits(full) + (1 - strength) * logits(anchors hidden)`; positions of
     hidden tokens are kept. Source: Tian and Zhang, ICML 2025 (arXiv 2408.09121). Equal to
@@ -32,11 +32,15 @@ class SPA(Method):
     strength: float | Sequence[float] = 1.4
 
     def __post_init__(self) -> None:
-        values = self.strengths()
-        if not values or not all(isinstance(v, int | float) and math.isfinite(v) for v in values):
+        value = self.strength
+        if hasattr(value, "tolist"):  # a tensor or an array
+            value = value.tolist()
+            object.__setattr__(self, "strength", value)
+        values = value if isinstance(value, Sequence) else [value]
+        if not values or not all(isinstance(v, int | float) and abs(v) <= LARGEST for v in values):
             raise ValueError(
-                f"strength is {self.strength!r}; expected a finite number such as 1.4, or one for "
-                "each row"
+                f"strength is {self.strength!r}; expected a number from -{LARGEST:g} to "
+                f"{LARGEST:g}, such as 1.4, or one for each prompt"
             )
 
     def strengths(self) -> list[float]:

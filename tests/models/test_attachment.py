@@ -10,11 +10,21 @@ import signal
 import sys
 import threading
 
+import numpy
 import pytest
 import torch
 import transformers
 
-from radar_core import SPA, AttentionBias, NoSteering, TargetMass
+from radar_core import (
+    GUIDE,
+    PASTA,
+    SPA,
+    AttentionBias,
+    InstABoost,
+    NoSteering,
+    TargetMass,
+    attention_mass,
+)
 from tests.models.tiny import SHAPE, prompts, tiny_model
 
 METHODS = [SPA(1.7), AttentionBias(2.0), AttentionBias(2.0, queries="generated"), TargetMass(0.3)]
@@ -571,6 +581,19 @@ def test_guidance_is_refused_under_steering_only(model, inputs, method):
     [
         lambda: SPA(float("nan")),
         lambda: SPA([]),
+        lambda: SPA(None),
+        lambda: SPA("1.4"),
+        lambda: SPA([[1.0]]),
+        lambda: SPA(torch.ones(2, 2)),
+        lambda: SPA(3e38),
+        lambda: SPA([1.0, 1e300]),
+        lambda: SPA(1j),
+        lambda: AttentionBias(1e300),
+        lambda: AttentionBias(torch.tensor(2.0)),
+        lambda: AttentionBias(-(10**400)),
+        lambda: PASTA("0.1"),
+        lambda: InstABoost(float("inf")),
+        lambda: GUIDE(1e5),
         lambda: AttentionBias(float("inf")),
         lambda: AttentionBias(1.0, queries="some"),
         lambda: AttentionBias(1.0, layers=[]),
@@ -582,6 +605,60 @@ def test_guidance_is_refused_under_steering_only(model, inputs, method):
 def test_parameters_are_checked_when_a_method_is_made(make):
     with pytest.raises(ValueError, match=r"expected|names one twice|pass None"):
         make()
+
+
+def test_strengths_may_be_tensors_and_arrays():
+    assert SPA(torch.tensor(1.5)).strength == 1.5 == SPA(numpy.float32(1.5)).strength
+    assert SPA(torch.tensor([1.0, 2.5])) == SPA([1.0, 2.5]) == SPA(numpy.array([1.0, 2.5]))
+
+
+@pytest.mark.parametrize("method", [AttentionBias(1000.0), AttentionBias(-1000.0), SPA(-1000.0)])
+def test_the_largest_parameters_give_finite_results(model, inputs, method):
+    anchors = inputs.pop("anchors")
+    with method.applied_to(model, anchors):
+        assert bool(model(**inputs).logits[:, -1].isfinite().all())
+    mass = attention_mass(model, inputs["input_ids"], anchors, method, inputs["attention_mask"])
+    assert bool(mass.isfinite().all())
+
+
+def test_factors_that_make_a_bias_too_large_are_refused(model, inputs):
+    anchors = inputs["anchors"] * 600.0
+    with (
+        pytest.raises(ValueError, match=r"1\.2e\+03"),
+        AttentionBias(2.0).applied_to(model, anchors),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(layers=[0, -3]),
+        dict(heads=[0, -6]),
+        dict(heads={0: [1], -3: [2]}),
+        dict(heads={1: [5, -1]}),
+        dict(layers=[0, 1], heads={0: [1], 2: [5, -1]}),
+    ],
+)
+@pytest.mark.parametrize("make", [lambda **o: AttentionBias(1.0, **o), TargetMass])
+def test_layers_and_heads_that_are_named_twice_are_refused(model, inputs, options, make):
+    before = snapshot(model)
+    with (
+        pytest.raises(ValueError, match="are the same one"),
+        make(**options).applied_to(model, inputs["anchors"]),
+    ):
+        pass
+    restored = snapshot(model) == before
+    assert restored
+
+
+def test_heads_outside_the_chosen_layers_are_refused(model, inputs):
+    method = AttentionBias(1.0, layers=[0], heads={1: [5]})
+    with (
+        pytest.raises(ValueError, match="none is in both"),
+        method.applied_to(model, inputs["anchors"]),
+    ):
+        pass
 
 
 def test_layers_and_heads_that_the_model_lacks_are_refused_before_anything_is_hooked(model, inputs):

@@ -150,7 +150,7 @@ def model_folder(*, announce: Announce | None = None) -> Path:
 
     Args:
         announce: Called with one line of text before a conversion starts (about half a minute, 540
-            MB); None logs that line instead.
+            MB); None logs that line as a warning, which python shows on stderr.
 
     Returns:
         A folder that ``AutoModelForCausalLM`` and ``AutoTokenizer`` load.
@@ -166,8 +166,9 @@ def model_folder(*, announce: Announce | None = None) -> Path:
     if target.is_dir():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    (announce or logger.info)(
-        f"Converting the embedded model {MODEL_NAME} to {target} (once, about half a minute)"
+    (announce or logger.warning)(
+        f"Converting the embedded model {MODEL_NAME} to {target} "
+        "(once: about half a minute, 540 MB)"
     )
     work = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:

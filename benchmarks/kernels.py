@@ -16,13 +16,18 @@ from typing import Any
 
 import torch
 
-from benchmarks import attention, decoder, linear, machine
+from benchmarks import attention, decoder, linear, machine, sampling
 from benchmarks.growth import draw_growth
 from benchmarks.report import console, print_rows, progress
 from benchmarks.rows import Row, write_json
 from benchmarks.tasks import FLOOR, Bar, Met, hold, run
 
-SUITES: dict[str, ModuleType] = {"attention": attention, "linear": linear, "decoder": decoder}
+SUITES: dict[str, ModuleType] = {
+    "attention": attention,
+    "linear": linear,
+    "sampling": sampling,
+    "decoder": decoder,
+}
 DTYPES = ("bf16", "fp32")
 
 

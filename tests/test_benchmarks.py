@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import end_to_end, kernels, machine, tasks
+from benchmarks import end_to_end, kernels, machine, sampling, tasks
 from benchmarks.bars import Work, bars
 from benchmarks.checks import Oracle, judge, judge_anchoring, trace
 from benchmarks.contenders import Case, Contender, Target, contenders, generate
@@ -432,6 +432,28 @@ def test_operator_bars_compare_rows_of_the_same_work() -> None:
         ("a=1", 2.0, False),
         ("a=12", 18.0, False),
     ]
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_wrong_draws_are_found_out(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = sampling.draws
+
+    def draws(work: sampling.Work) -> dict[str, Any]:
+        if not work.draws:
+            return real(work) | {"twice": lambda full, masked: 2 * full.float()}
+        flat = real(replace(work, top_k=None, top_p=None))
+        wrong = {"greedy": lambda full, masked: (1.4 * full - 0.4 * masked).argmax(-1)}
+        return real(work) | wrong | ({"untruncated": flat["torch"]} if work.top_p else {})
+
+    monkeypatch.setattr(sampling, "draws", draws)
+    for work in (
+        sampling.Work(2, 3000, 50, 0.95),
+        sampling.Work(2, 3000, None, 0.95),
+        sampling.Work(2, 3000),
+        sampling.Work(2, 3000, draws=False),
+    ):
+        for row in tasks.run([lambda work=work: sampling.task(work, dtype)], 1, 10.0):
+            assert row.failed == (row.provider in {"twice", "greedy", "untruncated"}), row
 
 
 def test_every_operator_is_measured_and_drawn(

@@ -29,7 +29,7 @@ def blend_logits(
         modulated: weight each token's move by its probability over the row's largest, as the
             released SPA package does, with its limits (probability at least 1e-6, move within 100,
             within 1000 for ``|strength| <= 1``, result within 1000).
-        backend: "cpp" or "reference"; None chooses.
+        backend: "triton", "cpp" or "reference"; None chooses.
 
     Returns:
         Float32 ``[B, V]``: ``strength * full + (1 - strength) * masked``, written as
@@ -83,7 +83,7 @@ def sample_logits(
         nan: "ignore" counts a logit that is NaN as -inf and never waits for the device; "raise"
             raises if one is NaN, which reads the logits once more, and on a GPU makes the host
             wait for them.
-        backend: "cpp" or "reference"; None chooses.
+        backend: "triton", "cpp" or "reference"; None chooses.
 
     Returns:
         Int64 ``[B]``, token ids; -1 for a row without any logit above -inf. The truncations come in
@@ -91,8 +91,8 @@ def sample_logits(
         kept are kept. The draw is the largest of ``logit + Gumbel noise``; the noise of a token
         depends on (seed, offset, token id) only: Philox4x32-10, see ``logit_blend.philox``.
 
-    Without top-k, probabilities are summed in float32: a token may be kept or not where the larger
-    ones hold ``top_p`` to within 1e-6.
+    On CPUs, without top-k, probabilities are summed in float32: a token may be kept or not where
+    the larger ones hold ``top_p`` to within 1e-6.
 
     Raises:
         ValueError: an argument is malformed, a logit is NaN and ``nan`` is "raise", or ``backend``

@@ -7,6 +7,12 @@
 #include <stdexcept>
 #include <string>
 
+#if defined(__x86_64__) && defined(__linux__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 namespace radar {
 namespace {
 
@@ -29,9 +35,24 @@ bool has_avx512() {
 bool has_avx2() { return false; }
 bool has_avx512() { return false; }
 #endif
+#if defined(__x86_64__) && defined(__linux__)
+// The CPU has tiles of bfloat16, and the kernel lets this process use them. (The compiler's own
+// test of the CPU does not know AMX everywhere.)
+bool has_amx() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  constexpr unsigned kBFloat16 = 1u << 22, kTile = 1u << 24;
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;
+  if (!has_avx512() || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
+  if ((d & (kBFloat16 | kTile)) != (kBFloat16 | kTile)) return false;
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+#else
+bool has_amx() { return false; }
+#endif
 bool always() { return true; }
 
-constexpr Level kLevels[] = {{"avx512", kernels_avx512, has_avx512},
+constexpr Level kLevels[] = {{"amx", kernels_amx, has_amx},
+                             {"avx512", kernels_avx512, has_avx512},
                              {"avx2", kernels_avx2, has_avx2},
                              {"baseline", kernels_baseline, always}};
 
@@ -52,7 +73,7 @@ const Kernels* choose() {
   const Level* level = find_level(wanted);
   if (level == nullptr || !level->supported()) {
     throw std::runtime_error(std::string("RADAR_CPU_ISA=") + wanted +
-                             " is not an instruction set of this CPU; use one of avx512, avx2, "
+                             " is not an instruction set of this CPU; use one of amx, avx512, avx2, "
                              "baseline that it has, or unset it");
   }
   return level->kernels();

@@ -7,7 +7,7 @@
 
 namespace radar {
 
-// The best kernels of this CPU, or those of RADAR_CPU_ISA (avx512, avx2, baseline) where the
+// The best kernels of this CPU, or those of RADAR_CPU_ISA (amx, avx512, avx2, baseline) where the
 // CPU has them. Chosen once; raises on a name it does not know.
 const Kernels& kernels();
 

@@ -11,6 +11,7 @@
 #include "logit_blend_kernel.h"
 #include "merge_parts_kernel.h"
 #include "prefill_attention_kernel.h"
+#include "relevance_kernel.h"
 
 #define RADAR_STRING_(x) #x
 #define RADAR_STRING(x) RADAR_STRING_(x)
@@ -36,7 +37,10 @@ const Kernels* RADAR_JOIN(kernels_, RADAR_ISA_NAME)() {
       {isa::merge_row<isa::Float32>, isa::merge_row<isa::BFloat16>,
        isa::merge_row<isa::Float16>},
       {isa::logit_kernels<isa::Float32>(), isa::logit_kernels<isa::BFloat16>(),
-       isa::logit_kernels<isa::Float16>()}};
+       isa::logit_kernels<isa::Float16>()},
+      {isa::relevance_kernels<isa::Float32>(), isa::relevance_kernels<isa::BFloat16>(),
+       isa::relevance_kernels<isa::Float16>(), isa::relevance_kernels<isa::Int8>()},
+      isa::score_kernels()};
   return &kernels;
 }
 

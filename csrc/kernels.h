@@ -191,6 +191,42 @@ struct LogitKernels {
   void (*blend)(const LogitRow&, int64_t begin, int64_t end, float* out);
 };
 
+// One call of the relevance operators: cosines of every sentence with every query, times decays.
+struct RelevanceCall {
+  const void* sentences;  // [count, size], rows `row_stride` elements apart
+  const float* scales;    // of each row of int8 sentences, otherwise null
+  const float* query_values;  // [queries, size], contiguous
+  int64_t count, size, queries, row_stride;
+  int64_t width;  // of a row of scores or decays: the queries, filled up to kRelevanceStep
+};
+
+constexpr int64_t kRelevanceStep = 16;
+// Sentences of one call of `tile`.
+constexpr int64_t kRelevanceTile = 128;
+
+struct RelevanceKernels {
+  int64_t (*packed_bytes)(const RelevanceCall&);
+  // The queries as `tile` reads them; products with them are cosines once multiplied by `factors`
+  // [queries] (and divided by the norm of the sentence).
+  void (*pack)(const RelevanceCall&, void* packed, float* factors);
+  int64_t (*scratch_bytes)(const RelevanceCall&);
+  // The scores of at most kRelevanceTile sentences from `begin` on, [count, width]. `spatial` and
+  // `temporal` give each sentence its row of decays [width], negative where a pair is not scored.
+  void (*tile)(const RelevanceCall&, const void* packed, int64_t begin, int64_t count,
+               const float* const* spatial, const float* const* temporal, void* scratch,
+               float* scores);
+};
+
+struct ScoreKernels {
+  // Where in scores [count, width] something above -inf reaches the limit [width] of its column,
+  // row by row; returns how many.
+  int64_t (*passing)(const float* scores, int64_t count, int64_t width, const float* limits,
+                     int32_t* places);
+  // The first `columns` columns of scores [count, width], to rows `stride` apart.
+  void (*transpose)(const float* scores, int64_t count, int64_t width, int64_t columns,
+                    float* out, int64_t stride);
+};
+
 // out = share * first + (1 - share) * second, over one row of `size` elements.
 using MergeRow = void (*)(const void* first, const void* second, float share, int64_t size,
                           void* out);
@@ -203,11 +239,14 @@ struct Kernels {
   LinearKernels linear[kTypes];
   MergeRow merge_row[kTypes];
   LogitKernels logits[kTypes];
+  RelevanceKernels relevance[kTypes + 1];  // the last one is of int8 sentences
+  ScoreKernels scores;
 };
 
 // Null where the compiler or the architecture does not know the instruction set.
 const Kernels* kernels_baseline();
 const Kernels* kernels_avx2();
 const Kernels* kernels_avx512();
+const Kernels* kernels_amx();
 
 }  // namespace radar

@@ -15,21 +15,6 @@ constexpr int kHalf = W / 2;                // lanes of a VectorL
 constexpr int kRunning = kChunkMaxima / W;  // vectors of a chunk's maxima
 static_assert(kChunkTokens % (kPair * kRunning) == 0 && kChunkMaxima % W == 0, "whole vectors");
 
-// One bit a lane that is set.
-RADAR_INLINE uint32_t lane_bits(VectorI set) {
-#if RADAR_VECTOR_BYTES == 64
-  return _mm512_movepi32_mask((__m512i)set);
-#elif RADAR_VECTOR_BYTES == 32
-  return (uint32_t)_mm256_movemask_ps((__m256)set);
-#elif defined(__SSE2__)
-  return (uint32_t)_mm_movemask_ps((__m128)set);
-#else
-  uint32_t bits = 0;
-  for (int lane = 0; lane < W; ++lane) bits |= (set[lane] & 1u) << lane;
-  return bits;
-#endif
-}
-
 // Keeps the compiler from fusing a product with the sum that follows: both round, as in PyTorch,
 // so that equal logits stay equal and cut-offs fall on the same tokens.
 RADAR_INLINE Vector rounded(Vector v) {

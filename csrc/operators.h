@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <optional>
+#include <string>
 #include <tuple>
 
 namespace radar {
@@ -55,5 +56,19 @@ at::Tensor sample_floors(const at::Tensor& full, const std::optional<at::Tensor>
                          const std::optional<at::Tensor>& top_p,
                          const std::optional<at::Tensor>& min_p, const at::Tensor& seed,
                          const at::Tensor& offset);
+
+// `scales` belong to int8 sentences; sender, round, hops and now are int64.
+at::Tensor relevance_scores(const at::Tensor& sentences, const std::optional<at::Tensor>& scales,
+                            const at::Tensor& queries, const at::Tensor& sender,
+                            const at::Tensor& round, const at::Tensor& hops,
+                            const at::Tensor& now, double spatial_decay, double temporal_decay,
+                            const std::string& self_policy);
+
+// Offsets [queries + 1], then the indices and scores selected.
+std::tuple<at::Tensor, at::Tensor, at::Tensor> select_relevant(
+    const at::Tensor& sentences, const std::optional<at::Tensor>& scales,
+    const at::Tensor& queries, const at::Tensor& sender, const at::Tensor& round,
+    const at::Tensor& hops, const at::Tensor& now, double spatial_decay, double temporal_decay,
+    const std::string& self_policy, std::optional<double> threshold, std::optional<int64_t> top_k);
 
 }  // namespace radar

@@ -32,6 +32,14 @@ TORCH_LIBRARY(radar_cpp, library) {
   library.def(
       "sample_floors(Tensor full, Tensor? masked, Tensor strength, Tensor temperature, "
       "Tensor? top_k, Tensor? top_p, Tensor? min_p, Tensor seed, Tensor offset) -> Tensor");
+  library.def(
+      "relevance_scores(Tensor sentences, Tensor? scales, Tensor queries, Tensor sender, "
+      "Tensor round, Tensor hops, Tensor now, float spatial_decay, float temporal_decay, "
+      "str self_policy) -> Tensor");
+  library.def(
+      "select_relevant(Tensor sentences, Tensor? scales, Tensor queries, Tensor sender, "
+      "Tensor round, Tensor hops, Tensor now, float spatial_decay, float temporal_decay, "
+      "str self_policy, float? threshold, int? top_k) -> (Tensor, Tensor, Tensor)");
 
   // Which kernels run; the tests go through all of them.
   library.def("has_instruction_set(str name) -> bool",
@@ -54,4 +62,6 @@ TORCH_LIBRARY_IMPL(radar_cpp, CPU, library) {
   library.impl("blend_logits", radar::blend_logits);
   library.impl("sample_logits", radar::sample_logits);
   library.impl("sample_floors", radar::sample_floors);
+  library.impl("relevance_scores", radar::relevance_scores);
+  library.impl("select_relevant", radar::select_relevant);
 }

@@ -60,6 +60,21 @@ RADAR_INLINE VectorI lanes_set(const uint8_t* bytes) {
   return __builtin_convertvector(v, VectorI) != 0;
 }
 
+// One bit a lane of a comparison's result.
+RADAR_INLINE uint32_t lane_bits(VectorI condition) {
+#if RADAR_VECTOR_BYTES == 64
+  return (uint32_t)_mm512_movepi32_mask((__m512i)condition);
+#elif RADAR_VECTOR_BYTES == 32
+  return (uint32_t)_mm256_movemask_ps((__m256)condition);
+#elif defined(__SSE2__)
+  return (uint32_t)_mm_movemask_ps((__m128)condition);
+#else
+  uint32_t bits = 0;
+  for (int i = 0; i < W; ++i) bits |= (uint32_t)(condition[i] & 1) << i;
+  return bits;
+#endif
+}
+
 // ---- sums of many vectors at once -----------------------------------------------------------
 // sum_lanes: lane i of the result is the sum of the lanes of v[i]. The halves of two vectors are
 // folded into one until one vector is left, which takes 3 operations a vector instead of the
@@ -373,6 +388,31 @@ struct Float16 {
   RADAR_INLINE float to_float(uint16_t x) {
     uint16_t halves[W] = {x};
     return load_half(halves)[0];
+  }
+};
+
+// Integers, read only.
+struct Int8 {
+  typedef int8_t Storage;
+  static constexpr bool kSplitsPairs = false;
+#if RADAR_VECTOR_BYTES == 64
+  RADAR_INLINE Vector load_bytes(const int8_t* p) {
+    return (Vector)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
+  }
+#elif RADAR_VECTOR_BYTES == 32
+  RADAR_INLINE Vector load_bytes(const int8_t* p) {
+    return (Vector)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
+  }
+#else
+  RADAR_INLINE Vector load_bytes(const int8_t* p) {
+    VectorI v;
+    for (int i = 0; i < W; ++i) v[i] = p[i];
+    return __builtin_convertvector(v, Vector);
+  }
+#endif
+  RADAR_INLINE Pair load_pair(const int8_t* p) { return {load_bytes(p), load_bytes(p + W)}; }
+  RADAR_INLINE Pair load_part(const int8_t* p, int64_t count) {
+    return load_part_copied<Int8>(p, count);
   }
 };
 

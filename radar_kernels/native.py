@@ -35,6 +35,8 @@ def absent() -> str | None:
     torch.library.register_fake("radar_cpp::merge_parts", _fake_merge_parts)
     torch.library.register_fake("radar_cpp::blend_logits", _fake_blend_logits)
     torch.library.register_fake("radar_cpp::sample_logits", _fake_sample_logits)
+    torch.library.register_fake("radar_cpp::relevance_scores", _fake_relevance_scores)
+    torch.library.register_fake("radar_cpp::select_relevant", _fake_select_relevant)
     return None
 
 
@@ -82,3 +84,20 @@ def _fake_blend_logits(full: Tensor, *arguments: object) -> Tensor:
 
 def _fake_sample_logits(full: Tensor, *arguments: object) -> Tensor:
     return full.new_empty(full.shape[:1], dtype=torch.int64)
+
+
+def _fake_relevance_scores(
+    sentences: Tensor, scales: Tensor | None, queries: Tensor, *arguments: object
+) -> Tensor:
+    return sentences.new_empty(queries.shape[0], sentences.shape[0], dtype=torch.float32)
+
+
+def _fake_select_relevant(
+    sentences: Tensor, scales: Tensor | None, queries: Tensor, *arguments: object
+) -> tuple[Tensor, Tensor, Tensor]:
+    selected = torch.library.get_ctx().new_dynamic_size()
+    return (
+        sentences.new_empty(queries.shape[0] + 1, dtype=torch.int64),
+        sentences.new_empty(selected, dtype=torch.int64),
+        sentences.new_empty(selected, dtype=torch.float32),
+    )

@@ -305,6 +305,7 @@ def relevance_oracle(
     hops: Tensor,
     now: Tensor,
     *,
+    scales: Tensor | None = None,
     spatial_decay: float = 0.92,
     temporal_decay: float = 0.92,
     self_policy: str = "clamp",
@@ -318,6 +319,8 @@ def relevance_oracle(
         Float64 ``[Q, S]``, -inf where a sentence is not scored.
     """
     said, asked = _double(sentences), _double(queries)
+    if scales is not None:
+        said = said * _double(scales)[:, None]
     scores = numpy.full((len(asked), len(said)), -math.inf)
     for ask in range(len(asked)):
         for place in range(len(said)):

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,6 +39,7 @@ def relevance_scores(
     hops: Tensor,
     now: Tensor,
     *,
+    scales: Tensor | None = None,
     spatial_decay: float = 0.92,
     temporal_decay: float = 0.92,
     self_policy: str = "clamp",
@@ -47,23 +48,27 @@ def relevance_scores(
     """Scores sentences by cosine and by how far away and how long ago they were said.
 
     Args:
-        sentences: ``[S, d]``, embeddings of any length; floating point.
-        queries: ``[Q, d]``.
+        sentences: ``[S, d]``, embeddings of any length; floating point, or int8 with ``scales``.
+        queries: ``[Q, d]``, floating point; taken in the dtype of ``sentences`` (float32 for
+            int8).
         sender: integers ``[S]``, the agent that said a sentence, 0 to A - 1.
         round: integers ``[S]``, when.
         hops: integers ``[Q, A]``, from each agent to the receiver of the query; 0 is the receiver
             itself, -1 unreachable.
         now: integers ``[Q]``, the round of the query.
+        scales: floating point ``[S]``, what each row of int8 ``sentences`` is multiplied with;
+            None for other dtypes.
         spatial_decay: factor per hop beyond the first, in (0, 1].
         temporal_decay: factor per round beyond the last, in (0, 1].
         self_policy: what to do with the receiver's own and same-round (or later) messages, whose
             exponent is negative: "clamp" it to 0, take it "literal" (a boost), or "exclude" them.
-        backend: "reference"; None chooses.
+        backend: "triton", "cpp" or "reference"; None chooses.
 
     Returns:
         Float32 ``[Q, S]``: ``cos(q, s) * spatial_decay^(hops[q, sender[s]] - 1) *
         temporal_decay^(now[q] - round[s] - 1)`` (Agent-Radar, arXiv 2605.30136), -inf for sentences
-        that are unreachable or excluded. The cosine with a zero embedding is 0.
+        that are unreachable or excluded. The cosine with a zero embedding is 0, with one that is
+        not finite NaN.
 
     Raises:
         ValueError: an argument is malformed, or ``backend`` cannot serve the call.
@@ -75,6 +80,7 @@ def relevance_scores(
         round,
         hops,
         now,
+        scales=scales,
         spatial_decay=spatial_decay,
         temporal_decay=temporal_decay,
         self_policy=self_policy,
@@ -83,7 +89,7 @@ def relevance_scores(
         return choose("relevance_scores", arguments, backend)(arguments)
     if needs_gradient(arguments):
         return reference.scores(arguments)
-    return _registered_scores(*_fields(arguments)[:9], backend)
+    return _registered_scores(*_fields(arguments)[:9], arguments.scales, backend)
 
 
 def select_relevant(
@@ -94,6 +100,7 @@ def select_relevant(
     hops: Tensor,
     now: Tensor,
     *,
+    scales: Tensor | None = None,
     spatial_decay: float = 0.92,
     temporal_decay: float = 0.92,
     self_policy: str = "clamp",
@@ -110,17 +117,18 @@ def select_relevant(
         round: integers ``[S]``.
         hops: integers ``[Q, A]``.
         now: integers ``[Q]``.
+        scales: floating point ``[S]`` for int8 ``sentences``.
         spatial_decay: factor per hop.
         temporal_decay: factor per round.
         self_policy: "clamp", "literal" or "exclude".
         threshold: the least score selected, itself included, with ``top_k`` too (in which
             ``radar_core.AgentRadar`` drops its default); None selects at any score.
         top_k: at most so many of those, the best; of equals the earlier sentence. None: all.
-        backend: "reference"; None chooses.
+        backend: "triton", "cpp" or "reference"; None chooses.
 
     Returns:
         The ``Selection``, in the order of the sentences. Sentences that ``relevance_scores`` gives
-        -inf are never selected.
+        -inf or NaN are never selected.
 
     Raises:
         ValueError: an argument is malformed, or ``backend`` cannot serve the call.
@@ -132,6 +140,7 @@ def select_relevant(
         round,
         hops,
         now,
+        scales=scales,
         spatial_decay=spatial_decay,
         temporal_decay=temporal_decay,
         self_policy=self_policy,
@@ -151,6 +160,7 @@ def prepare_relevance_scores(
     hops: Tensor,
     now: Tensor,
     *,
+    scales: Tensor | None = None,
     spatial_decay: float = 0.92,
     temporal_decay: float = 0.92,
     self_policy: str = "clamp",
@@ -168,6 +178,7 @@ def prepare_relevance_scores(
     """
     if not torch.compiler.is_compiling():
         _check(sentences, queries, sender, round, hops, now)
+        _check_scales(sentences, scales)
         for name, decay in (("spatial_decay", spatial_decay), ("temporal_decay", temporal_decay)):
             check_number(name, decay)
             if not 0 < decay <= 1:
@@ -177,7 +188,7 @@ def prepare_relevance_scores(
     device = sentences.device
     return RelevanceArguments(
         sentences,
-        queries.to(device, sentences.dtype),
+        queries.to(device, torch.float32 if scales is not None else sentences.dtype),
         sender.to(device, torch.int64),
         round.to(device, torch.int64),
         hops.to(device, torch.int64),
@@ -185,6 +196,7 @@ def prepare_relevance_scores(
         spatial_decay,
         temporal_decay,
         self_policy,
+        scales=None if scales is None else scales.to(device, torch.float32),
     )
 
 
@@ -196,6 +208,7 @@ def prepare_select_relevant(
     hops: Tensor,
     now: Tensor,
     *,
+    scales: Tensor | None = None,
     spatial_decay: float = 0.92,
     temporal_decay: float = 0.92,
     self_policy: str = "clamp",
@@ -220,6 +233,7 @@ def prepare_select_relevant(
         round,
         hops,
         now,
+        scales=scales,
         spatial_decay=spatial_decay,
         temporal_decay=temporal_decay,
         self_policy=self_policy,
@@ -245,12 +259,12 @@ def _check(
         sentences.dim() != 2
         or queries.dim() != 2
         or sentences.shape[1] != queries.shape[1]
-        or not sentences.is_floating_point()
+        or not (sentences.is_floating_point() or sentences.dtype == torch.int8)
         or not queries.is_floating_point()
     ):
         raise ValueError(
             f"sentences are {sentences.dtype} {list(sentences.shape)} and queries {queries.dtype} "
-            f"{list(queries.shape)}; expected floating point [S, d] and [Q, d]"
+            f"{list(queries.shape)}; expected floating point (or int8) [S, d] and floating [Q, d]"
         )
     count, asked = sentences.shape[0], queries.shape[0]
     wanted = {"sender": (sender, (count,)), "round": (round, (count,)), "now": (now, (asked,))}
@@ -272,14 +286,31 @@ def _check(
             )
 
 
+def _check_scales(sentences: Tensor, scales: Tensor | None) -> None:
+    if scales is None:
+        if sentences.dtype == torch.int8:
+            raise ValueError(
+                f"scales is None with int8 sentences; expected floating point "
+                f"[{sentences.shape[0]}], what each row is multiplied with"
+            )
+        return
+    if sentences.dtype != torch.int8:
+        raise ValueError(f"scales are given with {sentences.dtype} sentences; expected int8 ones")
+    if scales.shape != sentences.shape[:1] or not scales.is_floating_point():
+        raise ValueError(
+            f"scales are {scales.dtype} {list(scales.shape)}; expected floating point "
+            f"[{sentences.shape[0]}]"
+        )
+
+
 def _fields(arguments: RelevanceArguments) -> list:
     return [getattr(arguments, name) for name in RelevanceArguments.__slots__]
 
 
-def _run_scores(*arguments: object) -> Tensor:
-    taken, backend = arguments[:9], arguments[9:]
-    call, chosen = unpack(RelevanceArguments, (*taken, None, None, *backend))
-    return choose("relevance_scores", call, chosen)(call).contiguous()
+def _run_scores(*arguments: Any) -> Tensor:
+    scales, backend, *_ = (*arguments[9:], None, None)
+    call = replace(RelevanceArguments(*arguments[:9]), scales=scales)
+    return choose("relevance_scores", call, backend)(call).contiguous()
 
 
 def _fake_scores(sentences: Tensor, queries: Tensor, *others: object) -> Tensor:
@@ -307,13 +338,13 @@ _SCHEMA = (
     "float spatial_decay, float temporal_decay, str self_policy"
 )
 register(
-    f"relevance_scores({_SCHEMA}, str? backend=None) -> Tensor",
+    f"relevance_scores({_SCHEMA}, Tensor? scales=None, str? backend=None) -> Tensor",
     _run_scores,
     _fake_scores,
 )
 register(
-    f"select_relevant({_SCHEMA}, float? threshold, int? top_k, str? backend=None) "
-    "-> (Tensor, Tensor, Tensor)",
+    f"select_relevant({_SCHEMA}, float? threshold, int? top_k, Tensor? scales=None, "
+    "str? backend=None) -> (Tensor, Tensor, Tensor)",
     _run_select,
     _fake_select,
 )

@@ -11,8 +11,8 @@ class RelevanceArguments:
     """One validated call of ``relevance_scores`` or ``select_relevant``.
 
     Args:
-        sentences: ``[S, d]``, floating.
-        queries: ``[Q, d]``, dtype of ``sentences``.
+        sentences: ``[S, d]``, floating or int8.
+        queries: ``[Q, d]``, dtype of ``sentences``; float32 for int8 sentences.
         sender: int64 ``[S]``, in 0..A - 1.
         round: int64 ``[S]``.
         hops: int64 ``[Q, A]``, -1 = unreachable.
@@ -22,6 +22,7 @@ class RelevanceArguments:
         self_policy: "clamp", "literal" or "exclude".
         threshold: None or the least score selected; not used by ``relevance_scores``.
         top_k: None or how many are selected at most per query, at least 1.
+        scales: float32 ``[S]`` for int8 sentences, otherwise None.
     """
 
     sentences: Tensor
@@ -35,6 +36,7 @@ class RelevanceArguments:
     self_policy: str
     threshold: float | None = None
     top_k: int | None = None
+    scales: Tensor | None = None
 
     @property
     def device(self) -> torch.device:

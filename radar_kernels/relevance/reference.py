@@ -1,5 +1,7 @@
 """The relevance operators in plain PyTorch, a few thousand sentences at a time."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -47,8 +49,9 @@ def select(arguments: RelevanceArguments) -> tuple[Tensor, Tensor, Tensor]:
     for start in range(0, total, _SENTENCES):
         stop = min(total, start + _SENTENCES)
         score = _scores(arguments, query, start, stop)
-        if arguments.threshold is not None:
-            score = score.masked_fill(score < arguments.threshold, -torch.inf)
+        least = -torch.inf if arguments.threshold is None else arguments.threshold
+        # Not "score < least": a NaN passes neither way.
+        score = score.masked_fill(~(score >= least), -torch.inf)
         if arguments.top_k is None:
             row, place = (score > -torch.inf).nonzero(as_tuple=True)
             rows.append(row)
@@ -90,6 +93,8 @@ def _unit(rows: Tensor) -> Tensor:
 
 def _scores(arguments: RelevanceArguments, query: Tensor, start: int, stop: int) -> Tensor:
     sentences = arguments.sentences[start:stop].to(torch.float32)
+    if arguments.scales is not None:
+        sentences = sentences * arguments.scales[start:stop, None]
     norms = sentences.norm(dim=1).clamp_min(1e-12)
     cosine = (query @ sentences.mT) / norms
     hops = arguments.hops[:, arguments.sender[start:stop]]
@@ -100,6 +105,10 @@ def _scores(arguments: RelevanceArguments, query: Tensor, start: int, stop: int)
         hidden = hidden | (spatial < 0) | (temporal < 0)
     elif arguments.self_policy == "clamp":
         spatial, temporal = spatial.clamp_min(0), temporal.clamp_min(0)
-    decay = arguments.spatial_decay ** spatial.to(torch.float32)
-    decay = decay * arguments.temporal_decay ** temporal.to(torch.float32)
+    decay = _decay(arguments.spatial_decay, spatial) * _decay(arguments.temporal_decay, temporal)
     return (cosine * decay).masked_fill(hidden, -torch.inf)
+
+
+def _decay(factor: float, exponent: Tensor) -> Tensor:
+    # A factor near 1 would lose its digits in float32; its logarithm keeps them.
+    return torch.exp(exponent.to(torch.float32) * math.log(factor))

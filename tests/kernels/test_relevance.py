@@ -171,7 +171,7 @@ def test_nothing_materialises_all_scores(monkeypatch):
         return real(arguments, query, start, stop)
 
     monkeypatch.setattr(reference, "_scores", watched)
-    select_relevant(*inputs(), threshold=None, top_k=3)
+    select_relevant(*inputs(), threshold=None, top_k=3, backend="reference")
     assert max(seen) == 7 and sum(seen) == 40
 
 

@@ -152,7 +152,9 @@ class AgentRadar:
                 f"topology must be a Topology, got {type(topology).__name__}; build one with "
                 "Topology.complete(names) or Topology.from_edges(pairs)"
             )
-        if threshold is not None and not -1 <= threshold <= 1:
+        if threshold is not None and not (
+            isinstance(threshold, int | float) and -1 <= threshold <= 1
+        ):
             raise ValueError(f"threshold must lie between -1 and 1, got {threshold!r}")
         if top_k is not None and (isinstance(top_k, bool) or int(top_k) != top_k or top_k < 1):
             raise ValueError(f"top_k must be a whole number of at least 1, got {top_k!r}")

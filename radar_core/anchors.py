@@ -230,6 +230,7 @@ def render_text(tokenizer: Any, text: str, add_special_tokens: bool = True) -> R
     """
     if not isinstance(text, str) or not text.strip():
         raise ValueError(f"text must be a str that is not blank, got {text!r}")
+    _check_unicode(text, "text")
     input_ids, token_spans = _tokenize(tokenizer, text, add_special_tokens)
     return RenderedPrompt(text, input_ids, token_spans, [(0, len(text))], [text], [0])
 
@@ -461,8 +462,18 @@ def _contents(messages: Sequence[Mapping[str, Any]]) -> list[str]:
                 f"the content of message {index} must be a str, got {type(content).__name__}"
                 + ("; join its text parts" if isinstance(content, list) else "")
             )
+        _check_unicode(content, f"the content of message {index}")
         contents.append(content)
     return contents
+
+
+def _check_unicode(text: str, what: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:  # tokenizers take none
+        raise ValueError(
+            f"{what} holds half a surrogate pair at character {error.start}; replace it"
+        ) from None
 
 
 def _apply_template(tokenizer: Any, messages: list[dict[str, Any]], **kwargs: Any) -> Any:

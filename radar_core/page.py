@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,8 @@ from radar_core.topology import Topology
 from radar_core.transcript import Transcript
 
 __all__ = ["PageReply", "render_page", "write_page"]
+
+_CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,8 @@ def render_page(
         replies: replies to compare, shown side by side at the end.
 
     Returns:
-        One HTML document that loads nothing from anywhere; all texts are escaped.
+        One HTML document that loads nothing from anywhere; all texts are escaped, and control
+        characters that HTML does not know are replaced.
 
     Raises:
         ImportError: jinja2 is not installed.
@@ -83,7 +87,7 @@ def render_page(
     by_message: dict[int, list[ScoredSentence]] = {}
     for item in chosen.candidates:
         by_message.setdefault(item.message_index, []).append(item)
-    return environment.get_template("page.html").render(
+    page = environment.get_template("page.html").render(
         title=title,
         notes=notes,
         chosen=chosen,
@@ -104,6 +108,7 @@ def render_page(
         replies=replies,
         shade=lambda score: f"{max(score, 0.0) / best:.2f}" if best > 0 else "0",
     )
+    return _CONTROLS.sub("\N{REPLACEMENT CHARACTER}", page)
 
 
 def write_page(path: str | Path, *arguments: Any, **keywords: Any) -> Path:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from radar_core.anchors import Anchor, RenderedPrompt, anchor_mask, anchor_spans, render_chat
-from radar_core.hooks.attachment import attach
+from radar_core.hooks.attachment import as_mask, attach
 from radar_core.hooks.prompts import check_shape
 from radar_core.methods import SPA, Method, NoSteering
 
@@ -125,10 +125,11 @@ class Steered:
                 fit the model's context; the model cannot be steered.
             RuntimeError: the model is in training mode, or is already being steered.
         """
-        if not isinstance(messages, Sequence):
-            anchors = messages.anchors if anchors is None else anchors
-            messages = messages.messages
-        rendered = self._render(messages, template)
+        prompt: Any = messages
+        if hasattr(prompt, "messages"):
+            anchors = prompt.anchors if anchors is None else anchors
+            messages = prompt.messages
+        rendered = self._render(messages, template)  # type: ignore[arg-type]
         placed = place(rendered, anchors or (), include_template)
         inputs = self._batch([rendered], [placed], include_template)
         if generate.get("num_return_sequences", 1) != 1:
@@ -199,8 +200,12 @@ class Steered:
         prompt = input_ids if input_ids is not None else inputs.get("inputs_embeds")
         if prompt is None:
             raise ValueError("generate needs input_ids (or inputs_embeds)")
+        if not isinstance(prompt, Tensor) or prompt.dim() < 2:
+            raise ValueError(
+                f"input_ids is a {type(prompt).__name__}; expected a tensor [batch, prompt tokens]"
+            )
         if anchors is not None:
-            anchors = torch.as_tensor(anchors)
+            anchors = as_mask(anchors)
             check_shape(anchors, prompt, inputs.get("attention_mask"))
         if "stop_strings" in inputs and "tokenizer" not in inputs:
             if self.tokenizer is None:
@@ -216,6 +221,12 @@ class Steered:
             raise ValueError("chat needs a tokenizer: Steered(model, tokenizer, method)")
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
+        if not isinstance(messages, Iterable):
+            raise ValueError(
+                f"messages is a {type(messages).__name__}; expected a list of dicts with 'role' "
+                "and 'content'"
+            )
+        messages = messages if isinstance(messages, Mapping) else list(messages)
         if not messages:
             raise ValueError("messages is empty; expected at least one message")
         return render_chat(self.tokenizer, messages, **(template or {}))
@@ -271,7 +282,7 @@ def attention_mass(
         ValueError: nothing is anchored, or the anchors do not have the prompt's shape.
         RuntimeError: the model is in training mode, or is already being steered.
     """
-    anchors = torch.as_tensor(anchors)
+    anchors = as_mask(anchors)
     check_shape(anchors, input_ids, attention_mask)
     if not bool(anchors.any()):
         raise ValueError("anchors marks no token, so there is nothing to measure")

@@ -9,6 +9,7 @@ import json
 import os
 import random as random_numbers
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,7 +53,8 @@ class Topology:
         names = mentioned if agents is None else _names(agents)
         for name in (*names, *mentioned):
             _check_name(name)
-        unknown = [name for name in mentioned if name not in set(names)]
+        known = set(names)
+        unknown = [name for name in mentioned if name not in known]
         if unknown:
             raise ValueError(
                 f"an edge names {unknown[0]!r}, which is not among the agents: {', '.join(names)}"
@@ -243,8 +245,8 @@ class Topology:
         Raises:
             ValueError: if a value is unusable.
         """
-        if not 0 <= probability <= 1:
-            raise ValueError(f"probability must lie between 0 and 1, got {probability}")
+        if not isinstance(probability, int | float) or not 0 <= probability <= 1:
+            raise ValueError(f"probability must lie between 0 and 1, got {probability!r}")
         names = _agents(agents)
         draw = random_numbers.Random(seed)
         pairs = itertools.permutations(names, 2)
@@ -254,10 +256,11 @@ class Topology:
     def from_file(cls, path: str | os.PathLike[str]) -> Topology:
         """Read a topology from an edge list.
 
-        Text files have one edge a line: `a -> b`, `a <-> b` (both ways), `a, b` (CSV, quotes
-        allowed) or `a b`; arrows may form a chain, `a -> b -> c`; a single name adds an agent
-        without an edge; blank lines and lines that start with # are skipped. A .json file holds a
-        list of pairs, or
+        Text files have one edge a line: `a -> b`, `b <- a`, `a <-> b` (both ways), `a, b` (CSV,
+        quotes allowed) or `a b`; arrows may form a chain, `a -> b -> c`; a single name adds an
+        agent without an edge; blank lines are skipped, and so is what follows a # at the start of
+        a line or after a blank (but not in a line with quotes). A .json file holds a list of
+        pairs, or
         `{"edges": [[a, b], ...], "agents": [...]?}`.
 
         Args:
@@ -301,17 +304,21 @@ def _check_name(name: Any) -> None:
 
 
 def _check_count(count: Any, what: str) -> None:
-    if isinstance(count, bool) or count < 1:
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise ValueError(f"{what} must be at least 1, got {count!r}")
 
 
 def _names(names: Iterable[str]) -> list[str]:
     if isinstance(names, str):
         raise ValueError(f"expected a list of agent names, got the single str {names!r}")
+    if not isinstance(names, Iterable):
+        raise ValueError(f"expected a whole number of agents or a list of names, got {names!r}")
     listed = list(names)
-    twice = {name for name in listed if listed.count(name) > 1}
+    for name in listed:
+        _check_name(name)
+    twice = [name for name, count in Counter(listed).items() if count > 1]
     if twice:
-        raise ValueError(f"agent names must differ; given twice: {', '.join(map(str, twice))}")
+        raise ValueError(f"agent names must differ; given twice: {', '.join(twice)}")
     return listed
 
 
@@ -338,7 +345,9 @@ def _text_edges(text: str, path: str | os.PathLike[str]) -> tuple[list[Edge], li
     agents: dict[str, None] = {}
     for number, line in enumerate(text.split("\n"), start=1):
         line = line.strip()
-        if not line or line.startswith("#"):
+        if '"' not in line or line.startswith("#"):
+            line = re.sub(r"(^|\s+)#.*", "", line)
+        if not line:
             continue
         names, arrows = _split_line(line)
         if len(names) != len(arrows) + 1 or not all(names):
@@ -348,14 +357,14 @@ def _text_edges(text: str, path: str | os.PathLike[str]) -> tuple[list[Edge], li
             )
         agents.update(dict.fromkeys(names))
         for (here, there), arrow in zip(itertools.pairwise(names), arrows, strict=True):
-            edges.append((here, there))
-            edges += [(there, here)] * (arrow == "<->")
+            edges += [(here, there)] * (arrow != "<-")
+            edges += [(there, here)] * (arrow != "->")
     return edges, list(agents)
 
 
 def _split_line(line: str) -> tuple[list[str], list[str]]:
     """Cut a line into names and the arrows between them; one arrow stands for any other sign."""
-    parts = [part.strip() for part in re.split("(<->|->)", line)]
+    parts = [part.strip() for part in re.split("(<->|->|<-)", line)]
     if len(parts) > 1:
         return parts[::2], parts[1::2]
     if "," in line or line.startswith('"'):
@@ -372,6 +381,10 @@ def _json_edges(
         content = json.loads(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"{path}:{error.lineno}: not JSON: {error.msg}") from None
+    except RecursionError:
+        raise ValueError(f"{path}: the JSON is nested too deeply") from None
+    except ValueError as error:  # a number with thousands of digits
+        raise ValueError(f"{path}: {error}") from None
     agents = None
     if isinstance(content, Mapping):
         agents = content.get("agents")

@@ -13,6 +13,7 @@ from typing import Any
 
 __all__ = ["Message", "Transcript"]
 
+LAST_ROUND = 2**31 - 1
 _LISTED_IDS = 8
 
 
@@ -46,6 +47,8 @@ class Message:
             ) from None
         if isinstance(self.round, bool) or not isinstance(self.round, int) or self.round < 0:
             raise ValueError(f"round must be a whole number >= 0, got {self.round!r}")
+        if self.round > LAST_ROUND:
+            raise ValueError(f"round must be at most {LAST_ROUND}, a larger one was given")
 
 
 class Transcript:
@@ -198,6 +201,10 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 f"{path}:{number}: not JSON: {error.msg} at column {error.colno}; "
                 f"expected one JSON object a line{hint}"
             ) from None
+        except RecursionError:
+            raise ValueError(f"{path}:{number}: the JSON is nested too deeply") from None
+        except ValueError as error:  # a number with thousands of digits
+            raise ValueError(f"{path}:{number}: {error}") from None
         if not isinstance(row, dict):
             raise ValueError(
                 f"{path}:{number}: expected a JSON object, got {type(row).__name__} (one message "
@@ -209,7 +216,7 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 def _is_json(text: str) -> bool:
     try:
         json.loads(text)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         return False
     return True
 

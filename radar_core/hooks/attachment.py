@@ -19,7 +19,7 @@ from radar_core.hooks.attention import SUPPORTED_IMPLEMENTATIONS, AttentionHook,
 from radar_core.hooks.branches import TwoBranches
 from radar_core.hooks.cache import given_cache, let_grow
 from radar_core.hooks.few_rows import serve_few_rows
-from radar_core.hooks.prompts import PromptCheck
+from radar_core.hooks.prompts import describe
 from radar_core.hooks.undo import Undo, uninterrupted
 from radar_core.methods.method import LARGEST, Method, NoSteering
 from radar_core.methods.spa import SPA
@@ -124,7 +124,7 @@ class Attachment(AbstractContextManager[Steering]):
         name = register(hook, undo)
         replace_configs(model, name, undo)
         if mask is not None:
-            PromptCheck(model, mask).install(undo)
+            describe(model, mask, undo)
         Watch(model, hook, name).install(model, undo)
         serve_few_rows(model, undo)
         if hook.hide_anchors:
@@ -165,7 +165,7 @@ def check_anchors(anchors: Any, method: Method) -> Tensor | None:
     """
     if anchors is None:
         return None
-    mask = torch.as_tensor(anchors).detach()
+    mask = as_mask(anchors).detach()
     if mask.dim() != 2:
         raise ValueError(
             f"anchors has shape {list(mask.shape)}; expected [batch, prompt tokens], the shape of "
@@ -209,9 +209,25 @@ def check_anchors(anchors: Any, method: Method) -> Tensor | None:
     return mask
 
 
+def as_mask(anchors: Any) -> Tensor:
+    """Turn what was given as anchors into a tensor; its shape and values are not looked at."""
+    try:
+        return torch.as_tensor(anchors)
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(
+            f"anchors is a {type(anchors).__name__} that makes no tensor; expected a mask [batch, "
+            "prompt tokens], True where a token is anchored"
+        ) from None
+
+
 def check_is_model(model: Any) -> None:
     """Raise ValueError unless this is a decoder-only transformers model with an output layer."""
     name = type(model).__name__
+    if hasattr(model, "_orig_mod"):
+        raise ValueError(
+            f"{name} is what torch.compile(model) returned, which hooks do not reach; compile in "
+            "place by model.compile(), or steer the model itself"
+        )
     config = getattr(model, "config", None)
     if not isinstance(config, PreTrainedConfig) or not hasattr(model, "get_output_embeddings"):
         raise ValueError(
@@ -402,7 +418,7 @@ def holds(config: Any, kind: type) -> bool:
 
 
 class Watch:
-    """Checks every forward pass of a steered model, and tells its attention what it is called with.
+    """Checks every forward pass of a steered model, and raises if a layer misses the hook.
 
     Args:
         model: the model, its configs replaced.
@@ -433,7 +449,8 @@ class Watch:
         undo.add(after.remove)
 
     def before(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._check_thread(model)
+        if not torch.compiler.is_compiling():
+            self._check_thread(model)
         if model.training:
             raise RuntimeError(
                 "the model was put into training mode while steered; call model.eval()"

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, causal_mask_function
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from radar_core.hooks.cache import can_be_written
 from radar_core.hooks.packed import Packed
 from radar_core.methods.method import LayerPlan, Method
 from radar_kernels import anchor_attention
@@ -157,7 +158,7 @@ class AttentionHook:
             or rows.shape[0] != batch
             or rows.shape[1] < length
             or rows.device != device
-            or (rows.is_inference() and not torch.is_inference_mode_enabled())
+            or not can_be_written(rows)
         ):
             count = self.anchors.shape[0]
             if batch % count:

@@ -10,7 +10,13 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
 from radar_core.hooks.attention import AttentionHook
-from radar_core.hooks.cache import BranchedCache, cached_rows, can_branch_later, given_cache
+from radar_core.hooks.cache import (
+    BranchedCache,
+    cached_rows,
+    can_be_written,
+    can_branch_later,
+    given_cache,
+)
 from radar_core.hooks.packed import Packed, can_pack, tokens
 from radar_core.hooks.prompts import call_arguments, given_tokens
 from radar_core.hooks.undo import Undo
@@ -212,7 +218,12 @@ class TwoBranches:
 
     def _row_weights(self, batch: int, device: torch.device) -> Tensor:
         weights = self._weights
-        if weights is None or weights.shape[0] != batch or weights.device != device:
+        if (
+            weights is None
+            or weights.shape[0] != batch
+            or weights.device != device
+            or not can_be_written(weights)
+        ):
             count = self.strength.shape[0]
             if batch % count:
                 raise ValueError(

@@ -62,7 +62,7 @@ def with_room(buffer: Tensor | None, held: Tensor, added: int) -> Tensor:
         and buffer.stride() == held.stride()
         and buffer.shape[:2] == held.shape[:2]
         and buffer.shape[-2] >= length + added
-        and (torch.is_inference_mode_enabled() or not buffer.is_inference())
+        and can_be_written(buffer)
     )
     if holds:
         assert buffer is not None
@@ -71,6 +71,13 @@ def with_room(buffer: Tensor | None, held: Tensor, added: int) -> Tensor:
     buffer = held.new_empty(*held.shape[:-2], capacity, held.shape[-1])
     buffer[..., :length, :] = held
     return buffer
+
+
+def can_be_written(tensor: Tensor) -> bool:
+    """Whether a tensor can be written in place: outside inference mode its own tensors cannot."""
+    if torch.compiler.is_compiling() or torch.is_inference_mode_enabled():
+        return True
+    return not tensor.is_inference()
 
 
 def room(length: int) -> int:

@@ -14,52 +14,43 @@ from radar_core.hooks.cache import given_cache
 from radar_core.hooks.undo import Undo
 
 
-class PromptCheck:
-    """Checks what a model is called with against the anchors until it has met their prompt.
+def describe(model: Any, anchors: Tensor, undo: Undo) -> None:
+    """Check what a model is called with against the anchors until it has met their prompt.
 
     `generate` knows its prompt, so that it is checked whole; other calls show theirs pass by pass.
     Once a pass has ended where the anchors end, all that follows is taken for generated: passes
     without a cache run the prompt again, each longer than the last.
 
     Args:
-        model: the model; its `generate` is wrapped while installed.
+        model: the model; its `generate` is wrapped inside the block.
         anchors: [batch, prompt].
+        undo: is told how to end this.
     """
+    met = False
+    generate = model.generate
+    own = vars(model).get("generate")
 
-    def __init__(self, model: Any, anchors: Tensor) -> None:
-        self.model = model
-        self.anchors = anchors
-        self.met = False
+    @functools.wraps(generate)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        nonlocal met
+        check_generation(model, anchors, call_arguments(generate, args, kwargs))
+        met = True
+        return generate(*args, **kwargs)
 
-    def install(self, undo: Undo) -> None:
-        """Put the checks on the model."""
-        model, generate = self.model, self.model.generate
+    def before(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        nonlocal met
+        if not met:
+            met = check_pass(anchors.shape[1], call_arguments(module.forward, args, kwargs))
 
-        @functools.wraps(generate)
-        def checked(*args: Any, **kwargs: Any) -> Any:
-            check_generation(model, self.anchors, call_arguments(generate, args, kwargs))
-            self.met = True
-            return generate(*args, **kwargs)
+    def put_back() -> None:
+        if own is not None:
+            model.generate = own
+        elif vars(model).get("generate") is checked:
+            del model.generate
 
-        undo.add(_put_back, model, checked, vars(model).get("generate"))
-        model.generate = checked
-        handle = model.register_forward_pre_hook(self.before, with_kwargs=True)
-        undo.add(handle.remove)
-
-    def before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Look at a forward pass."""
-        if not self.met:
-            arguments = call_arguments(module.forward, args, kwargs)
-            self.met = check_pass(self.anchors.shape[1], arguments)
-
-
-def _put_back(model: Any, checked: Any, own: Any) -> None:
-    if vars(model).get("generate") is not checked:
-        return
-    if own is None:
-        del model.generate
-    else:
-        model.generate = own
+    undo.add(put_back)
+    model.generate = checked
+    undo.add(model.register_forward_pre_hook(before, with_kwargs=True).remove)
 
 
 def call_arguments(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

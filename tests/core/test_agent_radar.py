@@ -226,6 +226,7 @@ def test_encoders_may_be_shared():
     ("arguments", "named"),
     [
         ({"threshold": 1.5}, "threshold"),
+        ({"threshold": "0.5"}, "threshold"),
         ({"threshold": float("nan")}, "threshold"),
         ({"top_k": 0}, "top_k"),
         ({"top_k": 1.5}, "top_k"),

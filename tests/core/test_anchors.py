@@ -469,6 +469,8 @@ def test_locate():
         (Anchor(2, 0, 1), "message 2 does not exist"),
         ((5, 5), "0 <= start < end"),
         (7, "must be a str, an Anchor"),
+        ((1.0, 3.0), "start must be an int"),
+        ((1, "3"), "end must be an int"),
     ],
 )
 def test_anchors_out_of_range_are_refused(anchor, message):
@@ -479,7 +481,15 @@ def test_anchors_out_of_range_are_refused(anchor, message):
 
 @pytest.mark.parametrize(
     "fields",
-    [{}, {"start": 1}, {"start": 0, "end": 2, "text": "x"}, {"text": " "}, {"start": -1, "end": 2}],
+    [
+        {},
+        {"start": 1},
+        {"start": 0, "end": 2, "text": "x"},
+        {"text": " "},
+        {"start": -1, "end": 2},
+        {"text": b"x"},
+        {"start": 0.5, "end": 2},
+    ],
 )
 def test_anchors_need_a_span_or_a_text(fields):
     with pytest.raises(ValueError, match="anchor"):
@@ -507,6 +517,8 @@ def test_fields_of_an_anchor_are_checked(make, message):
     [
         ([], "at least one"),
         ("hello", "list"),
+        ({"role": "user", "content": "x"}, "list"),
+        ([{"role": "user", "content": "x\ud83d"}], "surrogate pair at character 1"),
         ([{"content": "x"}], "message 0 must be a dict with a str 'role'"),
         ([{"role": "user", "content": [{"type": "text", "text": "x"}]}], "join its text parts"),
         ([{"role": "user", "content": None}], "content of message 0 must be a str, got NoneType"),
@@ -522,6 +534,8 @@ def test_other_unusable_arguments_are_refused():
     rendered = render_chat(TOKENIZERS["chatml"], chat(("user", "Hello there.")))
     with pytest.raises(ValueError, match="list of anchors"):
         anchor_spans(rendered, "Hello")
+    with pytest.raises(ValueError, match="surrogate pair at character 0"):
+        render_text(TOKENIZERS["chatml"], "\ud83d")
     with pytest.raises(ValueError, match="within the prompt"):
         anchor_mask(rendered, [(0, 10_000)])
     with pytest.raises(ValueError, match="truncation: not available"):

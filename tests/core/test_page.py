@@ -172,6 +172,16 @@ def test_a_long_conversation_stays_small():
     assert page.count("<article") == 130
 
 
+def test_control_characters_are_replaced():
+    names = ["a\x1b[31m", "b"]
+    shown = selection(
+        [(names[0], 0, "Bell\x07, null\x00.\tTab\nline.")], Topology.complete(names), "b"
+    )
+    page = render_page(*shown)
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f]", page)
+    assert "Bell\ufffd, null\ufffd" in page and "\t" in page
+
+
 def test_an_unwritable_page_is_an_error_and_a_good_one_is_utf8(hostile, tmp_path):
     with pytest.raises(OSError):
         write_page(tmp_path / "missing" / "page.html", *hostile)

@@ -1,6 +1,7 @@
 """Hop counts of every topology, and what files are read as."""
 
 import itertools
+import time
 
 import networkx
 import pytest
@@ -134,6 +135,10 @@ def test_unknown_agents_are_refused_with_the_known_and_the_closest_ones():
         (lambda: Topology.complete("abc"), "single str"),
         (lambda: Topology.complete([]), "at least one agent"),
         (lambda: Topology.random(3, probability=1.5), "probability"),
+        (lambda: Topology.random(3, probability="x"), "probability"),
+        (lambda: Topology.layered([2.0]), "got 2.0"),
+        (lambda: Topology.chain(None), "got None"),
+        (lambda: Topology.chain([["a"]]), "non-empty str"),
     ],
 )
 def test_unusable_topologies_are_refused(build, message):
@@ -145,6 +150,7 @@ def test_unusable_topologies_are_refused(build, message):
     ("name", "text"),
     [
         ("a.txt", "# who\n\nproject lead -> coder\ncoder <-> tester\nloner\n"),
+        ("a.txt", "coder<-project lead # note\ntester<->coder\t# b -> c\nloner #\n#x"),
         ("a.csv", '"project lead",coder\ncoder, tester\ntester,coder\nloner'),
         (
             "a.json",
@@ -157,12 +163,26 @@ def test_edge_lists_in_files(tmp_path, name, text):
     path = tmp_path / name
     path.write_text(text, "utf-8-sig")
     topology = Topology.from_file(path)
-    assert topology.agents == ("project lead", "coder", "tester", "loner")
+    assert sorted(topology.agents) == ["coder", "loner", "project lead", "tester"]
     assert set(topology.edges) == {
         ("project lead", "coder"),
         ("coder", "tester"),
         ("tester", "coder"),
     }
+
+
+def test_names_may_hold_a_hash(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text('agent#1, "agent #2"\n')
+    assert Topology.from_file(path).edges == (("agent#1", "agent #2"),)
+
+
+def test_many_agents_take_no_time():
+    """A hundred thousand names: quadratic work would take minutes."""
+    started = time.process_time()
+    assert len(Topology.chain(100_000).agents) == 100_000
+    assert len(Topology([], agents=map(str, range(100_000))).agents) == 100_000
+    assert time.process_time() - started < 20
 
 
 def test_blanks_separate_names_where_nothing_else_does(tmp_path):
@@ -188,6 +208,8 @@ def test_blanks_separate_names_where_nothing_else_does(tmp_path):
         ("a.json", '[["a", "b"],\n["a"', r"a\.json:2: not JSON"),
         ("a.json", '{"nodes": []}', r"a\.json: expected a list of pairs"),
         ("a.json", '[["a"]]', r"a\.json: an edge must be a pair"),
+        ("a.json", "[" * 100_000, r"a\.json: the JSON is nested too deeply"),
+        ("a.json", "[" + "9" * 5000 + "]", r"a\.json: .*5000"),
     ],
 )
 def test_broken_files_are_refused_with_file_and_line(tmp_path, name, text, message):

@@ -51,6 +51,7 @@ def test_a_round_not_given_is_none_that_has_passed():
         ({"sender": "a", "text": "x", "round": -1}, "round"),
         ({"sender": "a", "text": "x", "round": 1.5}, "round"),
         ({"sender": "a", "text": "x", "round": True}, "round"),
+        ({"sender": "a", "text": "x", "round": 2**70}, "round must be at most 2147483647"),
     ],
 )
 def test_unusable_messages_are_refused_and_leave_nothing_behind(fields, named):
@@ -115,6 +116,8 @@ def test_whole_conversations_are_chosen_by_id_or_by_place(tmp_path):
     [
         ("", "holds no messages"),
         ("\n \n", "holds no messages"),
+        ('\n{"a":' + "[" * 100_000, r"a\.jsonl:2: the JSON is nested too deeply"),
+        ('{"sender": "a", "text": "x", "round": ' + "9" * 5000 + "}", r"a\.jsonl:1: .*5000"),
         ('{"sender": "a", "text": "x"}\n{"sender": ', r"a\.jsonl:2: not JSON"),
         (
             '[\n{"sender": "a", "text": "x"}\n]',

@@ -105,13 +105,12 @@ def test_a_prefill_in_inference_mode_and_a_step_outside(method, gradient):
     anchors, ids = inputs["anchors"][:, :17], inputs["input_ids"]
     cache = DynamicCache(config=model.config)
     with method.applied_to(model, anchors=anchors), torch.no_grad():
-        model(ids[:, :17])  # the prompt that the anchors describe
-        expected = model(ids).logits[:, -1]
         with torch.inference_mode():
             for start, stop in ((0, 17), (17, 18), (18, 19)):
                 model(ids[:, start:stop], past_key_values=cache)
         with torch.set_grad_enabled(gradient):
             logits = model(ids[:, 19:], past_key_values=cache).logits[:, -1]
+        expected = model(ids).logits[:, -1]
     torch.testing.assert_close(logits.detach(), expected, atol=1e-4, rtol=0)
 
 

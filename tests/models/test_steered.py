@@ -177,6 +177,57 @@ def test_bad_inputs_say_what_to_do(smollm2, steered):
         steered.generate()
 
 
+@pytest.mark.parametrize(
+    "messages", [MESSAGES[0], 7, None, [TEXT], [{"role": "user", "content": "\ud83d"}]]
+)
+def test_other_messages_are_refused(steered, messages):
+    with pytest.raises(ValueError, match="message"):
+        steered.chat(messages, max_new_tokens=1)
+
+
+def test_an_iterator_of_messages_is_as_good_as_a_list(steered):
+    replies = [
+        steered.chat(messages, [ANCHOR], max_new_tokens=2, do_sample=False)
+        for messages in (MESSAGES, iter(MESSAGES))
+    ]
+    assert replies[0] == replies[1]
+
+
+def test_arguments_of_the_wrong_type_are_refused():
+    model, inputs = tiny_model("Llama"), prompts([20], [[5, 6, 11]])
+    anchors = inputs.pop("anchors")
+    for wrong in ("x", object(), [[True], [True, False]]):
+        with pytest.raises(ValueError, match="makes no tensor"):
+            Steered(model).generate(**inputs, anchors=wrong)
+        with pytest.raises(ValueError, match="makes no tensor"), SPA(2.0).applied_to(model, wrong):
+            pass
+    for ids in ([[1, 2, 3]], torch.ones(20, dtype=torch.long)):
+        with pytest.raises(ValueError, match="expected a tensor"):
+            Steered(model).generate(ids, anchors=anchors)
+    with (
+        pytest.raises(ValueError, match=r"model\.compile"),
+        SPA(2.0).applied_to(torch.compile(model), anchors),
+    ):
+        pass
+
+
+def test_a_model_compiled_in_place_is_steered():
+    model, inputs = tiny_model("Llama"), prompts([20], [[5, 6, 11]])
+    anchors, ids = inputs["anchors"], inputs["input_ids"]
+    with torch.no_grad():
+        plain = model(ids).logits
+        with AttentionBias(2.0).applied_to(model, anchors):
+            expected = model(ids).logits
+        model.compile(backend="eager")
+        torch._dynamo.utils.counters.clear()
+        torch.testing.assert_close(model(ids).logits, plain, atol=1e-4, rtol=0)
+        with AttentionBias(2.0).applied_to(model, anchors):
+            steered = model(ids).logits
+        torch.testing.assert_close(model(ids).logits, plain, atol=1e-4, rtol=0)
+        assert not torch._dynamo.utils.counters["graph_break"]
+    torch.testing.assert_close(steered, expected, atol=1e-4, rtol=0)
+
+
 def test_masks_that_do_not_fit_the_prompt_are_refused():
     model, inputs = tiny_model("Llama"), prompts([20, 13], [[5, 6, 11], [2, 3]])
     steered, anchors = Steered(model), inputs.pop("anchors")

@@ -26,6 +26,9 @@ TEMPERATURE = 0.7
 # Tokens drawn of every row to check a contender: few enough to be quick, enough for the mean of
 # their log-probabilities to show a wrong distribution.
 CHECKED_DRAWS = 150
+# They are drawn from that many tokens; a few more from the whole vocabulary must not be cut off.
+CHECKED_TOKENS = 8192
+CHECKED_WHOLE = 5
 # How far that mean may lie from the expected one, in standard errors.
 DEVIATION = 4.0
 # Probability that the larger tokens may lack or exceed top_p by, for a token to count as kept.
@@ -139,26 +142,18 @@ def task(work: Work, dtype: str) -> Task:
     while len(buffers) < max(1, min(8, BUFFER_BYTES // read)):
         buffers.append(draw_logits(work, DTYPES[dtype], len(buffers)))
     written = 0 if work.draws else 4 * first[0].numel()
-    checks = _draw_check(work, first) if work.draws else _blend_check(first)
-    found = {name: _contender(draw, buffers, work, checks) for name, draw in draws(work).items()}
+    found = {
+        name: Contender(
+            partial(_draw, draw, buffers),
+            partial(_judge, draw, work, buffers[0]) if work.draws else _blend_check(first),
+        )
+        for name, draw in draws(work).items()
+    }
     return Task("sampling", str(work), dtype, found, len(buffers), read + written)
 
 
-def _contender(
-    draw: Draw,
-    buffers: Sequence[tuple[Tensor, Tensor]],
-    work: Work,
-    check: Callable[[Tensor], Verdict],
-) -> Contender:
-    def checked(found: Tensor) -> Verdict:
-        if not work.draws:
-            return check(found)
-        few = [one[:LARGEST_CHECKED_BATCH] for one in buffers[0]]
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)  # the verdict is the same in every run
-            return check(torch.stack([draw(*few) for _ in range(CHECKED_DRAWS)], 1))
-
-    return Contender(lambda copy: draw(*buffers[copy]), checked)
+def _draw(draw: Draw, buffers: Sequence[tuple[Tensor, Tensor]], copy: int) -> Tensor:
+    return draw(*buffers[copy])
 
 
 def draw_logits(work: Work, dtype: torch.dtype, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -285,22 +280,32 @@ def _blend_check(logits: tuple[Tensor, Tensor]) -> Callable[[Tensor], Verdict]:
     return close_to(STRENGTH * full + (1 - STRENGTH) * masked, BLEND_TOLERANCE)
 
 
-def _draw_check(work: Work, logits: tuple[Tensor, Tensor]) -> Callable[[Tensor], Verdict]:
+def _judge(draw: Draw, work: Work, logits: tuple[Tensor, Tensor], found: Tensor) -> Verdict:
+    """Judge what a contender draws against float64; `found` is one draw of many."""
     full, masked = (one[:LARGEST_CHECKED_BATCH] for one in logits)
-    kept, allowed = log_probabilities(full, masked, work)
+    if bool(_surprises(draw, work, full, masked, CHECKED_WHOLE)[0].isinf().any()):
+        return Verdict(False, "a token of the whole vocabulary was drawn that float64 cuts off")
+    full, masked = (one[:, :CHECKED_TOKENS].contiguous() for one in (full, masked))
+    drawn, kept = _surprises(draw, work, full, masked, CHECKED_DRAWS)
+    if bool(drawn.isinf().any()):
+        return Verdict(False, "a token was drawn that float64 cuts off")
     weights, surprises = kept.exp(), kept.masked_fill(kept.isinf(), 0.0)
     mean = (weights * surprises).sum(-1)
     spread = (weights * (surprises - mean[:, None]).square()).sum(-1).sqrt()
+    deviation = float(((drawn.mean(1) - mean) / spread * CHECKED_DRAWS**0.5).abs().max())
+    text = (
+        f"{CHECKED_DRAWS} draws, none cut off in float64, mean log-probability within "
+        f"{deviation:.1f} standard errors"
+    )
+    return Verdict(deviation <= DEVIATION, text)
 
-    def check(drawn: Tensor) -> Verdict:
-        if bool(allowed.gather(1, drawn).isinf().any()):
-            return Verdict(False, "a token was drawn that float64 cuts off")
-        found = torch.where(kept.isinf(), allowed, kept).gather(1, drawn)
-        deviation = float(((found.mean(1) - mean) / spread * CHECKED_DRAWS**0.5).abs().max())
-        text = (
-            f"{CHECKED_DRAWS} draws, none cut off in float64, mean log-probability within "
-            f"{deviation:.1f} standard errors"
-        )
-        return Verdict(deviation <= DEVIATION, text)
 
-    return check
+def _surprises(
+    draw: Draw, work: Work, full: Tensor, masked: Tensor, count: int
+) -> tuple[Tensor, Tensor]:
+    """Exact log-probabilities of some draws, [B, count], and of every token."""
+    kept, allowed = log_probabilities(full, masked, work)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # the verdict is the same in every run
+        drawn = torch.stack([draw(full, masked) for _ in range(count)], 1)
+    return torch.where(kept.isinf(), allowed, kept).gather(1, drawn), kept

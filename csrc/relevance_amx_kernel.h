@@ -146,19 +146,19 @@ static inline void amx_products(Lines lines, int64_t whole, Lines rest, bool wit
   }
 }
 
-// Sums of squares of 16 lines; asks memory for what comes `ahead` bytes later.
-static inline void amx_squares(const uint16_t* const* lines, int64_t size, int64_t ahead,
-                               float* squares) {
+// Sums of squares of 16 lines; asks memory for what comes later.
+static inline void amx_squares(const uint16_t* const* lines, int64_t size, float* squares) {
   constexpr int kLines = 8;
   Vector sums[kTileRows] = {};
   for (int64_t first = 0; first < kTileRows; first += kLines) {
+    const char* next = (const char*)lines[first] + kAheadBytes;
     Vector a[kLines] = {}, b[kLines] = {};
     int64_t d = 0;
     for (; d + kPair <= size; d += kPair) {
 #pragma GCC unroll 8
       for (int k = 0; k < kLines; ++k) {
         const Pair y = BFloat16::load_pair(lines[first + k] + d);
-        prefetch_pair((const char*)(lines[first + k] + d) + ahead, 64);
+        prefetch_pair(next + (d * kLines + k * kPair) * 2, 64);
         a[k] += y.a * y.a;
         b[k] += y.b * y.b;
       }
@@ -183,7 +183,6 @@ static void amx_tile(const RelevanceCall& call, const void* packed, int64_t begi
   const int64_t tail = call.size % kTileDepth;
   const Lines copy = {(const uint16_t*)scratch, depths * kTileDepth};
   const Lines rest = {copy.first + kPairedRows * copy.stride, kTileDepth};
-  const int64_t ahead = 2 * relevance_ahead<BFloat16>(call);
   for (int64_t first = 0; first < count; first += kPairedRows) {
     const int64_t held = count - first < kPairedRows ? count - first : kPairedRows;
     Lines lines = {(const uint16_t*)call.sentences + (begin + first) * call.row_stride,
@@ -194,7 +193,7 @@ static void amx_tile(const RelevanceCall& call, const void* packed, int64_t begi
       for (int64_t i = 0; i < kTileRows; ++i) {
         pointers[i] = lines.at(half + i < held ? half + i : held - 1);
       }
-      amx_squares(pointers, call.size, ahead, squares + half);
+      amx_squares(pointers, call.size, squares + half);
     }
     int64_t whole = call.size / kTileDepth;
     if (held < kPairedRows) {

@@ -9,8 +9,8 @@ namespace RADAR_ISA_NAME {
 // caches.
 constexpr int64_t kGather = 16;
 constexpr int64_t kMostRows = 8;
-// How far ahead of the sentences of now memory is asked for those to come, at least.
-constexpr int64_t kAheadBytes = 16 << 10;
+// How far ahead of the sentences of now memory is asked for those to come.
+constexpr int64_t kAheadBytes = 10 << 10;
 
 // R packed queries times K sentences in registers, and the K sums of squares with the first ones.
 template <int R>
@@ -51,9 +51,12 @@ RADAR_INLINE void relevance_step(const float* rows, int64_t row_stride, const Pa
 template <class T, int R, bool kSquares>
 RADAR_INLINE void relevance_block(const float* rows, int64_t row_stride,
                                   const typename T::Storage* const* lines, int64_t size,
-                                  int64_t ahead, Vector* sums_out, Vector* squares_out) {
+                                  Vector* sums_out, Vector* squares_out) {
   constexpr int K = RelevanceShape<R>::kLines;
-  constexpr int64_t kBytes = sizeof(typename T::Storage) * kPair;
+  constexpr int64_t kElement = sizeof(typename T::Storage), kBytes = kElement * kPair;
+  // Memory is asked for in its own order, whatever the order of the products: one stream is read
+  // a third faster than K rows side by side.
+  const char* next = (const char*)lines[0] + kAheadBytes;
   Vector sums[K * R] = {}, squares[K] = {};
   Pair y[K];
   const int64_t whole = size / kPair * kPair;
@@ -61,7 +64,7 @@ RADAR_INLINE void relevance_block(const float* rows, int64_t row_stride,
 #pragma GCC unroll 8
     for (int k = 0; k < K; ++k) {
       y[k] = T::load_pair(lines[k] + d);
-      if (kSquares) prefetch_pair((const char*)(lines[k] + d) + ahead, kBytes);
+      if (kSquares) prefetch_pair(next + (d * K + k * kPair) * kElement, kBytes);
     }
     relevance_step<T, R, kSquares>(rows + d, row_stride, y, sums, squares);
   }
@@ -86,11 +89,11 @@ RADAR_INLINE void fold_vectors(const Vector* vectors, int64_t count, float* sums
 template <class T, int R, bool kSquares>
 static inline void relevance_gather(const float* rows, int64_t row_stride,
                                     const typename T::Storage* const* lines, int64_t size,
-                                    int64_t ahead, int64_t width, float* scores, float* squares) {
+                                    int64_t width, float* scores, float* squares) {
   constexpr int K = RelevanceShape<R>::kLines;
   Vector sums[kGather * R], square_sums[kGather];
   for (int64_t i = 0; i < kGather; i += K) {
-    relevance_block<T, R, kSquares>(rows, row_stride, lines + i, size, ahead, sums + i * R,
+    relevance_block<T, R, kSquares>(rows, row_stride, lines + i, size, sums + i * R,
                                     square_sums + i);
   }
   float folded[kGather * R];
@@ -104,18 +107,18 @@ static inline void relevance_gather(const float* rows, int64_t row_stride,
 template <class T, bool kSquares>
 static inline void relevance_rows(int64_t rows, const float* packed, int64_t row_stride,
                                   const typename T::Storage* const* lines, int64_t size,
-                                  int64_t ahead, int64_t width, float* scores, float* squares) {
+                                  int64_t width, float* scores, float* squares) {
   if (rows > 4) {
-    relevance_gather<T, 8, kSquares>(packed, row_stride, lines, size, ahead, width, scores,
+    relevance_gather<T, 8, kSquares>(packed, row_stride, lines, size, width, scores,
                                      squares);
   } else if (rows > 2) {
-    relevance_gather<T, 4, kSquares>(packed, row_stride, lines, size, ahead, width, scores,
+    relevance_gather<T, 4, kSquares>(packed, row_stride, lines, size, width, scores,
                                      squares);
   } else if (rows > 1) {
-    relevance_gather<T, 2, kSquares>(packed, row_stride, lines, size, ahead, width, scores,
+    relevance_gather<T, 2, kSquares>(packed, row_stride, lines, size, width, scores,
                                      squares);
   } else {
-    relevance_gather<T, 1, kSquares>(packed, row_stride, lines, size, ahead, width, scores,
+    relevance_gather<T, 1, kSquares>(packed, row_stride, lines, size, width, scores,
                                      squares);
   }
 }
@@ -174,20 +177,12 @@ static void relevance_pack(const RelevanceCall& call, void* packed, float* facto
 static int64_t relevance_scratch_bytes(const RelevanceCall&) { return 0; }
 
 template <class T>
-static inline int64_t relevance_ahead(const RelevanceCall& call) {
-  const int64_t bytes = call.row_stride * (int64_t)sizeof(typename T::Storage);
-  const int64_t lines = (kAheadBytes + bytes) / (bytes + 1);
-  return bytes * (lines > kGather ? lines : kGather);
-}
-
-template <class T>
 static void relevance_tile(const RelevanceCall& call, const void* packed_queries, int64_t begin,
                            int64_t count, const float* const* spatial,
                            const float* const* temporal, void*, float* scores) {
   using Storage = typename T::Storage;
   const float* packed = (const float*)packed_queries;
   const int64_t stride = padded(call.size), width = call.width;
-  const int64_t ahead = relevance_ahead<T>(call);
   for (int64_t first = 0; first < count; first += kGather) {
     const int64_t lines = count - first < kGather ? count - first : kGather;
     const Storage* pointers[kGather];
@@ -199,11 +194,11 @@ static void relevance_tile(const RelevanceCall& call, const void* packed_queries
     float* to = scores + first * width;
     for (int64_t q = 0; q < call.queries; q += kMostRows) {
       if (q == 0) {
-        relevance_rows<T, true>(call.queries, packed, stride, pointers, call.size, ahead, width,
+        relevance_rows<T, true>(call.queries, packed, stride, pointers, call.size, width,
                                 to, squares);
       } else {
         relevance_rows<T, false>(call.queries - q, packed + q * stride, stride, pointers,
-                                 call.size, ahead, width, to + q, squares);
+                                 call.size, width, to + q, squares);
       }
     }
     for (int64_t i = 0; i < lines; ++i) {

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import attention, decoder, linear, machine, sampling
+from benchmarks import attention, decoder, linear, machine, relevance, sampling
 from benchmarks.growth import draw_growth
 from benchmarks.report import console, print_rows, progress
 from benchmarks.rows import Row, write_json
@@ -26,6 +26,7 @@ SUITES: dict[str, ModuleType] = {
     "attention": attention,
     "linear": linear,
     "sampling": sampling,
+    "relevance": relevance,
     "decoder": decoder,
 }
 DTYPES = ("bf16", "fp32")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import end_to_end, kernels, machine, sampling, tasks
+from benchmarks import end_to_end, kernels, machine, relevance, sampling, tasks
 from benchmarks.bars import Work, bars
 from benchmarks.checks import Oracle, judge, judge_anchoring, trace
 from benchmarks.contenders import Case, Contender, Target, contenders, generate
@@ -454,6 +454,37 @@ def test_wrong_draws_are_found_out(dtype: str, monkeypatch: pytest.MonkeyPatch) 
     ):
         for row in tasks.run([lambda work=work: sampling.task(work, dtype)], 1, 10.0):
             assert row.failed == (row.provider in {"twice", "greedy", "untruncated"}), row
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_a_wrong_selection_is_found_out(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = relevance.contenders
+
+    def contenders(work: relevance.Discussion) -> dict[str, Any]:
+        query, place, score = real(work)["radar-reference"]()
+        kept = torch.arange(len(score)) != score.argmax()
+        wrong = {
+            "one missing": (query[kept], place[kept], score[kept]),
+            "one score": (query, place, score + 0.01 * ~kept),
+            "twice": tuple(torch.cat([one, one[:1]]) for one in (query, place, score)),
+            "not a number": (query, place, score.masked_fill(~kept, float("nan"))),
+        }
+        return real(work) | {name: lambda one=one: one for name, one in wrong.items()}
+
+    monkeypatch.setattr(relevance, "contenders", contenders)
+    rows = tasks.run([lambda: relevance.task(relevance.Shape(3000, 24, 3), dtype)], 1, 10.0)
+    assert {row.provider for row in rows if row.failed} == {
+        "one missing",
+        "one score",
+        "twice",
+        "not a number",
+    }
+    assert {row.provider for row in rows if not row.failed} == {
+        "radar-cpp",
+        "radar-reference",
+        "torch",
+        "cos-sim",
+    }
 
 
 def test_every_operator_is_measured_and_drawn(

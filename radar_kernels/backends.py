@@ -42,8 +42,8 @@ _OPERATORS = {
     "segment_mass": _Operator("segment_mass", "run", ("cpp", "reference")),
     "blend_logits": _Operator("logit_blend", "blend", ("triton", "cpp", "reference")),
     "sample_logits": _Operator("logit_blend", "sample", ("triton", "cpp", "reference")),
-    "relevance_scores": _Operator("relevance", "scores", ("cpp", "reference")),
-    "select_relevant": _Operator("relevance", "select", ("cpp", "reference")),
+    "relevance_scores": _Operator("relevance", "scores", ("triton", "cpp", "reference")),
+    "select_relevant": _Operator("relevance", "select", ("triton", "cpp", "reference")),
     "edit_keys": _Operator("key_edit", "run", ("reference",)),
 }
 # Automatic choice considers these on one kind of device only; by name they may run elsewhere

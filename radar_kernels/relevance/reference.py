@@ -1,6 +1,7 @@
 """The relevance operators in plain PyTorch, a few thousand sentences at a time."""
 
 import math
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -39,51 +40,79 @@ def select(arguments: RelevanceArguments) -> tuple[Tensor, Tensor, Tensor]:
         Int64 offsets ``[Q + 1]``, int64 indices and float32 scores of the selected sentences, for
         each query in the order of the sentences.
     """
-    total, count = arguments.sentences.shape[0], arguments.queries.shape[0]
     query = _unit(arguments.queries)
+
+    def scored(start: int, stop: int) -> Tensor:
+        return _scores(arguments, query, start, stop)
+
+    if arguments.top_k is not None:
+        return select_best(arguments, _SENTENCES, scored)
     rows: list[Tensor] = []
     indices: list[Tensor] = []
     values: list[Tensor] = []
-    best = query.new_empty(count, 0)
-    best_index = torch.empty(count, 0, dtype=torch.int64, device=query.device)
-    for start in range(0, total, _SENTENCES):
-        stop = min(total, start + _SENTENCES)
-        score = _scores(arguments, query, start, stop)
-        least = -torch.inf if arguments.threshold is None else arguments.threshold
-        # Not "score < least": a NaN passes neither way.
-        score = score.masked_fill(~(score >= least), -torch.inf)
-        if arguments.top_k is None:
-            row, place = (score > -torch.inf).nonzero(as_tuple=True)
-            rows.append(row)
-            indices.append(place + start)
-            values.append(score[row, place])
-            continue
-        index = torch.arange(start, stop, device=query.device).expand(count, -1)
+    for start, stop in _stretches(arguments, _SENTENCES):
+        score = _passing(arguments, scored(start, stop))
+        row, place = (score > -torch.inf).nonzero(as_tuple=True)
+        rows.append(row)
+        indices.append(place + start)
+        values.append(score[row, place])
+    return _by_query(arguments, rows, indices, values)
+
+
+def select_best(
+    arguments: RelevanceArguments, length: int, scored: Callable[[int, int], Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Selects the ``top_k`` best sentences of each query, one stretch after the other.
+
+    Args:
+        arguments: the validated call, with a ``top_k``.
+        length: sentences of a stretch.
+        scored: from a first sentence and the one after the last to their scores
+            ``[Q, stop - start]``.
+
+    Returns:
+        As ``select``.
+    """
+    count, device = arguments.queries.shape[0], arguments.device
+    best = torch.empty(count, 0, dtype=torch.float32, device=device)
+    best_index = torch.empty(count, 0, dtype=torch.int64, device=device)
+    for start, stop in _stretches(arguments, length):
+        score = _passing(arguments, scored(start, stop))
+        index = torch.arange(start, stop, device=device).expand(count, -1)
         score, index = torch.cat([best, score], 1), torch.cat([best_index, index], 1)
         # Stable, and the best so far come first: of equals the earlier sentence wins.
         order = score.sort(dim=1, descending=True, stable=True).indices[:, : arguments.top_k]
         best, best_index = score.gather(1, order), index.gather(1, order)
-    if arguments.top_k is not None:
-        row, place = (best > -torch.inf).nonzero(as_tuple=True)
-        rows, indices, values = [row], [best_index[row, place]], [best[row, place]]
-    return _by_query(rows, indices, values, count, total, query.device)
+    row, place = (best > -torch.inf).nonzero(as_tuple=True)
+    return _by_query(arguments, [row], [best_index[row, place]], [best[row, place]])
+
+
+def _stretches(arguments: RelevanceArguments, length: int) -> Iterator[tuple[int, int]]:
+    total = arguments.sentences.shape[0]
+    return ((start, min(total, start + length)) for start in range(0, total, length))
+
+
+def _passing(arguments: RelevanceArguments, score: Tensor) -> Tensor:
+    least = -torch.inf if arguments.threshold is None else arguments.threshold
+    # Not "score < least": a NaN passes neither way.
+    return score.masked_fill(~(score >= least), -torch.inf)
 
 
 def _by_query(
+    arguments: RelevanceArguments,
     rows: list[Tensor],
     indices: list[Tensor],
     values: list[Tensor],
-    count: int,
-    total: int,
-    device: torch.device,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    none = torch.empty(0, dtype=torch.int64, device=device)
+    total, count = arguments.sentences.shape[0], arguments.queries.shape[0]
+    none = torch.empty(0, dtype=torch.int64, device=arguments.device)
     row = torch.cat([none, *rows])
     index = torch.cat([none, *indices])
     value = torch.cat([none.to(torch.float32), *values])
     order = (row * max(1, total) + index).argsort()
-    offsets = torch.zeros(count + 1, dtype=torch.int64, device=device)
-    offsets[1:] = torch.bincount(row, minlength=count).cumsum(0)
+    # Not bincount, which waits for the device.
+    offsets = torch.zeros(count + 1, dtype=torch.int64, device=arguments.device)
+    offsets = offsets.index_add_(0, row + 1, torch.ones_like(row)).cumsum(0)
     return offsets, index[order], value[order]
 
 

@@ -1,0 +1,124 @@
+"""Relevance's Triton kernels in Triton's interpreter, against float64; and compiled ahead of time.
+
+Triton decides at import whether it interprets, so in an ordinary run one test runs those of the
+interpreter in a process of their own. ``TRITON_INTERPRET=1 pytest`` with this file runs them
+directly.
+"""
+
+import math
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from radar_kernels.relevance import triton as backend
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+if not INTERPRETED:
+    from radar_kernels.triton_launch import SHARED_BYTES
+    from tests.kernels.test_triton_compile import cubin_usage
+
+    def test_kernels_in_the_interpreter() -> None:
+        environment = {**os.environ, "TRITON_INTERPRET": "1"}
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", __file__],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert " passed" in done.stdout or "[100%]" in done.stdout
+        assert "skipped" not in done.stdout
+
+    @pytest.mark.parametrize(
+        "one",
+        backend.configurations(),
+        ids=lambda one: f"{one.target}-{8 * one.element_size}bit-{one.block_queries}",
+    )
+    def test_every_setting_compiles_without_spills(
+        one: backend.Configuration, tmp_path: Path
+    ) -> None:
+        kernels = backend.compile_configuration(one)
+        names = [kernel.metadata.name for kernel in kernels]
+        assert names == ["scores_kernel", "select_kernel"]
+        for kernel in kernels:
+            assert kernel.metadata.shared <= SHARED_BYTES[one.target]
+            if one.target == "gfx942":
+                usage = dict(re.findall(r"\.(\w+): +(\d+)\n", kernel.asm["amdgcn"]))
+                assert usage["vgpr_spill_count"] == "0", usage
+                assert usage["private_segment_fixed_size"] == "0", usage
+            else:
+                found = cubin_usage(kernel.asm["cubin"], tmp_path / "kernel.cubin")
+                assert found["STACK"] == found["LOCAL"] == 0, found
+
+    def test_imports_and_explains_itself_without_triton() -> None:
+        program = (
+            "import sys; sys.modules['triton'] = None\n"
+            "from radar_kernels.relevance import triton\n"
+            "print(triton.absent())"
+        )
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert 'pip install "radar-kernels[triton]"' in done.stdout
+
+else:
+    from hypothesis import given, settings
+
+    from radar_kernels import explain, relevance_scores, select_relevant
+    from tests.kernels.relevance_cases import (
+        DTYPES,
+        calls,
+        check_scores,
+        check_selection,
+        make_call,
+    )
+
+    @settings(max_examples=60, deadline=None)
+    @given(calls(most_sentences=150, most_queries=66, most_size=70))
+    def test_any_call(case) -> None:
+        call, named, chosen = case
+        scores = check_scores(call, named, "triton")
+        check_selection(call, named, chosen, scores, "triton")
+
+    def test_stretches_merge_into_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(backend, "STRETCH", 70)
+        for equal in (False, True):
+            call, named = make_call(300, 3, 8, equal=equal)
+            scores = relevance_scores(*call, **named, backend="triton")
+            for top_k in (1, 9, 299):
+                check_selection(call, named, {"threshold": None, "top_k": top_k}, scores, "triton")
+
+    @pytest.mark.parametrize("dtype", DTYPES[:3])
+    @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 0.0])
+    def test_embeddings_that_are_not_finite_or_zero(dtype: torch.dtype, value: float) -> None:
+        call, named = make_call(70, 5, 40, dtype=dtype)
+        call[0][7, 3] = value
+        call[0][69] = value
+        call[1][4] = value
+        expected = relevance_scores(*call, **named, backend="reference")
+        scores = relevance_scores(*call, **named, backend="triton")
+        torch.testing.assert_close(scores, expected, atol=4e-6, rtol=0, equal_nan=True)
+        for chosen in ({"threshold": None, "top_k": 69}, {"threshold": 0.1, "top_k": None}):
+            check_selection(call, named, chosen, scores, "triton")
+
+    def test_rows_with_a_gap_between_them() -> None:
+        call, named = make_call(50, 3, 24)
+        wide = torch.full((50, 40), math.nan)
+        wide[:, 3:27] = call[0]
+        assert torch.equal(
+            relevance_scores(wide[:, 3:27], *call[1:], **named, backend="triton"),
+            relevance_scores(*call, **named, backend="triton"),
+        )
+
+    def test_what_triton_does_not_serve() -> None:
+        call, named = make_call(12, 2, 6, dtype=torch.float64)
+        with pytest.raises(ValueError, match="float64"):
+            select_relevant(*call, **named, backend="triton")
+        refused = explain("relevance_scores", *make_call()[0]).refused
+        assert "cuda tensors only" in refused["triton"]

@@ -38,8 +38,10 @@ _OPERATORS = {
     "anchor_attention": _Operator(
         "anchor_attention", "run", ("triton", "cpp", "sdpa", "reference")
     ),
-    "partition_attention": _Operator("partition_attention", "run", ("cpp", "sdpa", "reference")),
-    "segment_mass": _Operator("segment_mass", "run", ("cpp", "reference")),
+    "partition_attention": _Operator(
+        "partition_attention", "run", ("triton", "cpp", "sdpa", "reference")
+    ),
+    "segment_mass": _Operator("segment_mass", "run", ("triton", "cpp", "reference")),
     "blend_logits": _Operator("logit_blend", "blend", ("triton", "cpp", "reference")),
     "sample_logits": _Operator("logit_blend", "sample", ("triton", "cpp", "reference")),
     "relevance_scores": _Operator("relevance", "scores", ("triton", "cpp", "reference")),

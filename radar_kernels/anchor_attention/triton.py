@@ -1,17 +1,21 @@
-"""Anchor attention for one query token on GPUs, in Triton.
+"""Anchor attention on GPUs, in Triton: one kernel for decoding, chunks and whole prompts.
 
-The keys of a row are cut into stretches that run side by side and are merged by their
-log-sum-exps (split-K decoding, as in Flash-Decoding). The query heads that share a key head are
-packed into one tile, so keys and values are read once. Anchored keys have a softmax part of
-their own, which costs nothing in a tile without anchors; a bias, a target mass and the mass
-itself then follow from the two parts.
+The query heads that share a key head and all query tokens are packed into the rows of one tile, so
+keys and values are read once for all of them. Where that leaves few programs, the keys are cut
+into stretches that run side by side and are merged by their log-sum-exps (split-K decoding, as in
+Flash-Decoding). How many depends on shapes alone, and not on the batch: nor do a row's bits.
+``run(arguments, splits=1)`` fixes it.
+
+A bias joins the logits in the multiplication that scales them, so it costs nothing beside plain
+attention; torch's own flash kernel, fed through extra columns of the head dimension (``sdpa.py``),
+would first copy all keys and pay for a larger head size. Where the mass is wanted the anchored keys
+have a softmax part and an accumulator of their own, which costs nothing in a tile without anchors.
 
 With ``TRITON_INTERPRET=1`` set before Triton is first imported the same kernels run on CPU
 tensors, slowly: for tests.
 """
 
 import functools
-import importlib.util
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -19,27 +23,45 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from radar_kernels import triton_launch
 from radar_kernels.anchor_attention.arguments import AnchorAttentionArguments
+from radar_kernels.triton_launch import (
+    Launch,
+    ceil_div,
+    compile_launch,
+    interpreted,
+    power_of_two,
+    run_all,
+    target_of,
+    used_strides,
+    wrong_device,
+)
 
-# A row shorter than MAX_SPLITS * MIN_KEYS is cut every MIN_KEYS keys, a longer one into MAX_SPLITS
-# stretches. Neither depends on the batch, the device or the other rows: nor do a row's bits.
+# The blocks of rows of one key head share MAX_SPLITS stretches, each of at least as many keys as
+# make writing and merging its parts cheap beside reading it. Neither depends on the batch, the
+# device or the other rows.
 MAX_SPLITS = 64
-MIN_KEYS = 128
-BLOCK_HEADS = 16
+FEW_ROWS = 16
+LEAST_KEYS = {FEW_ROWS: 128}  # rows of a tile -> keys of a stretch, else:
+LEAST_KEYS_OF_MANY = 256
 BLOCK_SPLITS = 16
+PACKED_WORDS = 32
 LARGEST_SIZE = 256
+NO_WINDOW = 1 << 30
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """One pinned setting of the split kernel.
+    """One pinned setting of the attention kernel.
 
     Args:
-        target: "sm_80", "sm_90", "sm_100" or "gfx942".
+        target: one of ``triton_launch.TARGETS``.
         element_size: bytes of an element of query, key and value: 2 or 4.
         width: padded head size the setting is for, the larger of key's and value's.
-        head_mask: whether the mask differs between heads.
+        block_rows: query rows (tokens x heads of a group) of a program.
+        parts: most softmax parts it serves: 2 where the mass is wanted, else 1.
+        full_mask: whether it serves masks that differ between heads or queries.
         block_keys: keys a program reads at a time.
         warps: warps of a program.
         stages: tiles in flight.
@@ -49,49 +71,89 @@ class Configuration:
     target: str
     element_size: int
     width: int
-    head_mask: bool
+    block_rows: int
+    parts: int
+    full_mask: bool
     block_keys: int
     warps: int
     stages: int
     precision: str
 
 
-# (element size, width) -> (keys a tile, warps, stages, fp32 product). sm_80 also serves the other
-# 8.x and the 12.x parts, whose programs may use 99 KiB of shared memory; gfx942 has 64 KiB. Three
-# TF32 products come close to one in fp32, for which NVIDIA has no matrix unit; at width 256 they
-# would spill.
-_TABLE: dict[str, dict[tuple[int, int], tuple[int, int, int, str]]] = {
+# (element size, width, rows of a tile, parts, full mask) -> (keys a tile, warps, stages, fp32
+# product). A second accumulator and a full mask take registers, so the largest tiles serve neither.
+# Three TF32 products come close to one in fp32, for which NVIDIA has no matrix unit.
+_Shape = tuple[int, int, int, int, bool]
+_Setting = tuple[int, int, int, str]
+_TABLE: dict[str, dict[_Shape, _Setting]] = {
     "sm_80": {
-        (2, 64): (64, 4, 3, "ieee"),
-        (2, 128): (64, 4, 2, "ieee"),
-        (2, 256): (32, 4, 2, "ieee"),
-        (4, 64): (32, 4, 2, "tf32x3"),
-        (4, 128): (16, 4, 2, "tf32x3"),
-        (4, 256): (16, 8, 2, "ieee"),
+        (2, 64, 16, 2, True): (64, 4, 2, "ieee"),
+        (2, 64, 64, 2, True): (32, 4, 2, "ieee"),
+        (2, 64, 128, 1, False): (64, 8, 2, "ieee"),
+        (2, 128, 16, 2, True): (64, 4, 2, "ieee"),
+        (2, 128, 32, 2, True): (32, 4, 2, "ieee"),
+        (2, 128, 64, 1, False): (32, 4, 2, "ieee"),
+        (2, 128, 128, 1, False): (32, 8, 2, "ieee"),
+        (2, 256, 16, 2, True): (32, 4, 2, "ieee"),
+        (2, 256, 32, 2, True): (32, 8, 2, "ieee"),
+        (2, 256, 64, 1, False): (32, 8, 2, "ieee"),
+        (4, 64, 16, 2, True): (32, 4, 2, "tf32x3"),
+        (4, 64, 64, 1, False): (16, 8, 2, "tf32x3"),
+        (4, 64, 64, 2, True): (16, 8, 2, "ieee"),
+        (4, 128, 16, 2, True): (32, 4, 2, "tf32x3"),
+        (4, 128, 32, 2, True): (16, 8, 2, "ieee"),
+        (4, 256, 16, 2, True): (16, 8, 2, "ieee"),
+        (4, 256, 32, 1, False): (16, 8, 2, "ieee"),
     },
     "sm_90": {
-        (2, 64): (64, 4, 3, "ieee"),
-        (2, 128): (64, 4, 3, "ieee"),
-        (2, 256): (32, 4, 3, "ieee"),
-        (4, 64): (32, 4, 3, "tf32x3"),
-        (4, 128): (32, 4, 3, "tf32x3"),
-        (4, 256): (16, 8, 3, "ieee"),
+        (2, 64, 16, 2, True): (64, 4, 3, "ieee"),
+        (2, 64, 64, 2, True): (64, 8, 3, "ieee"),
+        (2, 64, 128, 1, False): (64, 8, 3, "ieee"),
+        (2, 128, 16, 2, True): (64, 4, 3, "ieee"),
+        (2, 128, 64, 2, True): (64, 8, 3, "ieee"),
+        (2, 128, 128, 1, False): (64, 8, 3, "ieee"),
+        (2, 256, 16, 2, True): (32, 4, 3, "ieee"),
+        (2, 256, 64, 1, False): (64, 8, 2, "ieee"),
+        (2, 256, 64, 2, True): (32, 8, 2, "ieee"),
+        (4, 64, 16, 2, True): (32, 4, 3, "tf32x3"),
+        (4, 64, 64, 1, False): (32, 4, 2, "tf32x3"),
+        (4, 64, 64, 2, True): (16, 8, 2, "tf32x3"),
+        (4, 128, 16, 2, True): (32, 4, 3, "tf32x3"),
+        (4, 128, 32, 2, True): (16, 8, 2, "ieee"),
+        (4, 128, 64, 1, False): (16, 8, 2, "tf32x3"),
+        (4, 256, 16, 2, True): (16, 8, 3, "ieee"),
+        (4, 256, 32, 1, False): (16, 8, 2, "ieee"),
     },
     "sm_100": {
-        (2, 64): (64, 4, 3, "ieee"),
-        (2, 128): (64, 4, 3, "ieee"),
-        (2, 256): (32, 4, 3, "ieee"),
-        (4, 64): (32, 4, 3, "tf32x3"),
-        (4, 128): (32, 4, 3, "tf32x3"),
-        (4, 256): (16, 8, 2, "ieee"),
+        (2, 64, 16, 2, True): (64, 4, 3, "ieee"),
+        (2, 64, 64, 2, True): (64, 8, 3, "ieee"),
+        (2, 64, 128, 1, False): (64, 8, 3, "ieee"),
+        (2, 128, 16, 2, True): (64, 4, 3, "ieee"),
+        (2, 128, 64, 2, True): (32, 8, 2, "ieee"),
+        (2, 128, 128, 1, False): (64, 8, 3, "ieee"),
+        (2, 256, 16, 2, True): (32, 4, 3, "ieee"),
+        (2, 256, 64, 1, False): (64, 8, 3, "ieee"),
+        (2, 256, 64, 2, True): (16, 8, 2, "ieee"),
+        (4, 64, 16, 2, True): (32, 4, 3, "tf32x3"),
+        (4, 64, 64, 1, False): (32, 8, 2, "tf32x3"),
+        (4, 64, 64, 2, True): (32, 8, 2, "tf32x3"),
+        (4, 128, 16, 2, True): (32, 4, 3, "tf32x3"),
+        (4, 128, 32, 2, True): (16, 8, 2, "ieee"),
+        (4, 256, 16, 2, True): (16, 8, 2, "ieee"),
+        (4, 256, 32, 1, False): (16, 8, 2, "ieee"),
     },
     "gfx942": {
-        (2, 64): (64, 4, 2, "ieee"),
-        (2, 128): (32, 4, 2, "ieee"),
-        (2, 256): (32, 4, 2, "ieee"),
-        (4, 64): (32, 4, 2, "ieee"),
-        (4, 128): (32, 4, 2, "ieee"),
-        (4, 256): (16, 8, 2, "ieee"),
+        (2, 64, 16, 2, True): (64, 4, 2, "ieee"),
+        (2, 64, 64, 2, True): (64, 4, 2, "ieee"),
+        (2, 64, 128, 1, False): (64, 8, 2, "ieee"),
+        (2, 128, 16, 2, True): (32, 4, 2, "ieee"),
+        (2, 128, 64, 2, True): (32, 4, 2, "ieee"),
+        (2, 128, 128, 1, False): (32, 4, 2, "ieee"),
+        (2, 256, 16, 2, True): (32, 4, 2, "ieee"),
+        (4, 64, 16, 2, True): (32, 4, 2, "ieee"),
+        (4, 64, 64, 2, True): (16, 8, 2, "ieee"),
+        (4, 128, 16, 2, True): (32, 4, 2, "ieee"),
+        (4, 256, 16, 2, True): (16, 8, 2, "ieee"),
     },
 }
 
@@ -100,27 +162,75 @@ def configurations() -> list[Configuration]:
     """Lists every setting the launcher can choose.
 
     Returns:
-        One ``Configuration`` for each target, element size, padded head size and kind of mask.
+        The settings of every target.
     """
     return [
-        _configuration(target, element_size, width, head_mask)
+        Configuration(target, *shape, *setting)
         for target, table in _TABLE.items()
-        for element_size, width in table
-        for head_mask in (False, True)
+        for shape, setting in table.items()
     ]
 
 
-def absent() -> str | None:
-    """Says why this backend cannot run on this machine at all.
+def compile_configuration(configuration: Configuration) -> list[Any]:
+    """Compiles the kernels of a setting with every feature they can have.
+
+    Args:
+        configuration: one of ``configurations()``.
 
     Returns:
-        The reason, or None where Triton and a GPU (or Triton's interpreter) are present.
+        Triton's compiled kernels.
     """
-    if importlib.util.find_spec("triton") is None:
-        return 'triton is not installed (pip install "radar-kernels[triton]")'
-    if _interpreted() or torch.cuda.is_available():
-        return None
-    return "torch sees no CUDA or ROCm device"
+    one = configuration
+    size, keys = one.width, 4096
+    tokens = one.block_rows // 4 if one.block_rows == FEW_ROWS else 4096
+    dtype = torch.float32 if one.element_size == 4 else torch.bfloat16
+    call = demanding_call(
+        dtype, size, tokens=tokens, keys=keys, parts=one.parts, full_mask=one.full_mask
+    )
+    return [
+        compile_launch(launch, one.target) for launch in launches(call, one.target, setting=one)
+    ]
+
+
+def demanding_call(
+    dtype: torch.dtype, size: int, *, tokens: int, keys: int, parts: int, full_mask: bool
+) -> AnchorAttentionArguments:
+    """A call on the meta device that asks for everything at once.
+
+    Args:
+        dtype: of query, key and value.
+        size: of a head.
+        tokens: number of queries.
+        keys: number of keys.
+        parts: 2 to ask for the mass too.
+        full_mask: whether heads and queries have a mask each, instead of one for all.
+
+    Returns:
+        The call: 8 query heads on 2 key heads, with factors, a bias, a mask, key lengths, a window,
+        a softcap and sinks.
+    """
+
+    def tensor(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    return AnchorAttentionArguments(
+        tensor(2, 8, tokens, size),
+        tensor(2, 2, keys, size),
+        tensor(2, 2, keys, size),
+        anchors=tensor(2, keys, dtype=torch.float32),
+        bias=tensor(2, 8, dtype=torch.float32),
+        mask=tensor(2, *((8, tokens) if full_mask else (1, 1)), keys, dtype=torch.bool),
+        key_lengths=tensor(2, dtype=torch.int32),
+        causal=True,
+        scale=0.1,
+        window=4000,
+        softcap=50.0,
+        sinks=tensor(8, dtype=torch.float32),
+        return_mass=parts == 2,
+    )
+
+
+absent = triton_launch.absent
 
 
 def unsupported(arguments: AnchorAttentionArguments) -> str | None:
@@ -133,12 +243,8 @@ def unsupported(arguments: AnchorAttentionArguments) -> str | None:
         The reason, or None if ``run`` can serve it.
     """
     query, value = arguments.query, arguments.value
-    if (reason := absent()) is not None:
+    if (reason := absent() or wrong_device("query", query)) is not None:
         return reason
-    if query.device.type != ("cpu" if _interpreted() else "cuda"):
-        return f"query is on {query.device}, and the Triton kernels run on GPUs"
-    if query.shape[2] != 1:
-        return f"query has {query.shape[2]} tokens, and the Triton kernel decodes one"
     if query.dtype not in DTYPES:
         return f"query is {query.dtype}, and the Triton kernel takes float32, float16, bfloat16"
     if max(query.shape[3], value.shape[3]) > LARGEST_SIZE:
@@ -146,10 +252,6 @@ def unsupported(arguments: AnchorAttentionArguments) -> str | None:
             f"head sizes {query.shape[3]} (key) and {value.shape[3]} (value) exceed the Triton "
             f"kernel's {LARGEST_SIZE}"
         )
-    if not _interpreted() and torch.version.hip is None:
-        capability = torch.cuda.get_device_capability(query.device)
-        if capability < (8, 0):
-            return f"compute capability {capability[0]}.{capability[1]} is below 8.0"
     return None
 
 
@@ -160,219 +262,282 @@ def run(
 
     Args:
         arguments: the validated call.
-        splits: most stretches a row is cut into, default ``MAX_SPLITS``; for tests. A row's bits
-            depend on it, and on nothing else but the row.
+        splits: most stretches a row's keys are cut into; None chooses from the number of query
+            rows of a key head. A row's bits depend on it, and on nothing else but the row.
 
     Returns:
-        Output ``[B, Hq, 1, Dv]`` in the query's dtype and the mass ``[B, Hq, 1]`` in float32, or
-        None where it was not asked for.
+        Output ``[B, Hq, q, Dv]`` in the query's dtype (stored as ``[B, q, Hq, Dv]``) and the mass
+        ``[B, Hq, q]`` in float32, or None where it was not asked for.
     """
-    query, value = arguments.query, arguments.value
-    out = query.new_empty((*query.shape[:3], value.shape[3]))
-    mass = None
-    if arguments.return_mass:
-        mass = torch.empty(query.shape[:3], dtype=torch.float32, device=query.device)
-    if out.numel() == 0:
-        return out, mass
-    with torch.cuda.device_of(query):
-        for launch in _launches(arguments, _target(query.device), out, mass, splits):
-            launch.kernel[launch.grid](**launch.values, **launch.options)
-    return out, mass
-
-
-def compile_for(target: str, arguments: AnchorAttentionArguments) -> list[Any]:
-    """Compiles the two kernels of a call for a target; no GPU is needed.
-
-    Args:
-        target: "sm_80", "sm_90", "sm_100" or "gfx942".
-        arguments: the call; only shapes, dtypes and strides matter, so meta tensors will do.
-
-    Returns:
-        Triton's compiled split and merge kernels, as a launch on that target would build them.
-
-    Raises:
-        ValueError: ``target`` is not one of the four.
-        RuntimeError: Triton was imported with ``TRITON_INTERPRET=1`` and compiles nothing.
-    """
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    if target not in _TABLE:
-        raise ValueError(f"target is {target!r}, expected one of {', '.join(_TABLE)}")
-    if _interpreted():
-        raise RuntimeError("TRITON_INTERPRET=1 is set: unset it to compile kernels")
-    if target.startswith("sm_"):
-        machine = GPUTarget("cuda", int(target.removeprefix("sm_")), 32)
-    else:
-        machine = GPUTarget("hip", target, 64)
-    query, value = arguments.query, arguments.value
-    out = query.new_empty((*query.shape[:3], value.shape[3]))
-    mass = None
-    if arguments.return_mass:
-        mass = torch.empty(query.shape[:3], dtype=torch.float32, device=query.device)
-    compiled = []
-    for launch in _launches(arguments, target, out, mass, None):
-        signature, constants, attributes = _signature(launch)
-        source = ASTSource(launch.kernel, signature, constants, attributes)
-        compiled.append(triton.compile(source, target=machine, options=launch.options))
-    return compiled
-
-
-def _configuration(target: str, element_size: int, width: int, head_mask: bool) -> Configuration:
-    block_keys, warps, stages, precision = _TABLE[target][element_size, width]
-    if head_mask and (element_size, width) != (2, 64):
-        # The mask of every head is held for the whole tile: half the tile keeps it in registers.
-        block_keys = max(16, block_keys // 2)
-    return Configuration(
-        target, element_size, width, head_mask, block_keys, warps, stages, precision
-    )
+    results = Results.empty(arguments)
+    if results.out.numel() != 0:
+        target = target_of(arguments.device)
+        run_all(launches(arguments, target, results, splits=splits), arguments.device)
+    return results.out, results.mass
 
 
 @dataclass(frozen=True, slots=True)
-class _Launch:
-    kernel: Any
-    grid: tuple[int, ...]
-    values: dict[str, Any]
-    options: dict[str, int]
+class Results:
+    """Where the kernels write.
+
+    Args:
+        out: ``[B, Hq, q, Dv]`` stored as ``[B, q, Hq, Dv]``; of a partition, the rest.
+        mass: float32 ``[B, Hq, q]``, or None.
+        anchored: None, or of a partition the output of the anchored keys, as ``out``.
+        anchored_lse: its log-sum-exp, float32 ``[B, Hq, q]``.
+        rest_lse: that of the rest.
+    """
+
+    out: Tensor
+    mass: Tensor | None = None
+    anchored: Tensor | None = None
+    anchored_lse: Tensor | None = None
+    rest_lse: Tensor | None = None
+
+    @classmethod
+    def empty(cls, arguments: AnchorAttentionArguments, *, partition: bool = False) -> "Results":
+        """Allocates the results of a call.
+
+        Args:
+            arguments: the validated call.
+            partition: whether the four parts are wanted.
+
+        Returns:
+            Memory that holds anything.
+        """
+        query = arguments.query
+        batch, heads, tokens, _ = query.shape
+
+        def out() -> Tensor:
+            return query.new_empty(batch, tokens, heads, arguments.value.shape[3]).transpose(1, 2)
+
+        def number() -> Tensor:
+            return torch.empty((batch, heads, tokens), dtype=torch.float32, device=query.device)
+
+        if partition:
+            return cls(out(), None, out(), number(), number())
+        return cls(out(), number() if arguments.return_mass else None)
 
 
-def _launches(
+def launches(
     arguments: AnchorAttentionArguments,
     target: str,
-    out: Tensor,
-    mass: Tensor | None,
-    splits: int | None,
-) -> tuple[_Launch, _Launch]:
-    """The two launches of a call, their scratch memory allocated."""
+    results: Results | None = None,
+    *,
+    splits: int | None = None,
+    setting: Configuration | None = None,
+) -> list[Launch]:
+    """The launches of a call, their scratch memory allocated.
+
+    Args:
+        arguments: the validated call.
+        target: whose settings are used.
+        results: where to write; None allocates.
+        splits: as in ``run``.
+        setting: None chooses it by the call's shapes.
+
+    Returns:
+        The attention kernel's launch; before it one that packs a mask that differs between heads
+        or queries; after it, where keys are cut, the merge kernel's.
+    """
     kernels = _kernels()
+    if results is None:
+        results = Results.empty(arguments)
     query, key, value = arguments.query, arguments.key, arguments.value
-    batch, query_heads, _, head_size = query.shape
+    batch, query_heads, tokens, head_size = query.shape
     heads, keys, value_size = key.shape[1], key.shape[2], value.shape[3]
     group = query_heads // heads
-    rows = batch * query_heads
     anchors, bias, mask = arguments.anchors, arguments.bias, arguments.mask
+    partition = results.anchored is not None
+    if bias is None and arguments.target_mass is None and results.mass is None and not partition:
+        anchors = None
+    two = anchors is not None and (
+        partition or results.mass is not None or arguments.target_mass is not None
+    )
+    parts = 2 if two else 1
+    factors = two and bias is not None and anchors is not None and anchors.dtype != torch.bool
     window = arguments.window
-    factors = anchors is not None and anchors.dtype != torch.bool and bias is not None
+    causal = arguments.causal and (tokens > 1 or window is not None)
 
+    full_mask = mask is not None and (mask.shape[1] != 1 or mask.shape[2] != 1)
     block_size, block_value = _padded(head_size), _padded(value_size)
-    head_mask = mask is not None and mask.shape[1] != 1
-    width = max(block_size, block_value)
-    setting = _configuration(target, query.element_size(), width, head_mask)
-    most = MAX_SPLITS if splits is None else splits
+    if setting is None:
+        width = max(block_size, block_value)
+        setting = chosen(target, query.element_size(), width, tokens * group, parts, full_mask)
+    blocks = ceil_div(tokens * group, setting.block_rows)
+    least = LEAST_KEYS.get(setting.block_rows, LEAST_KEYS_OF_MANY)
+    most = max(1, MAX_SPLITS // blocks if splits is None else splits)
     # The grid covers the longest row there can be; the kernel cuts each row by its own length.
-    used = max(1, min(most, _ceil_div(keys if window is None else min(keys, window), MIN_KEYS)))
-    parts = 1 if anchors is None else 2
-    partial = torch.empty((parts, rows, used, value_size), dtype=torch.float32, device=query.device)
-    lse = torch.empty((parts + factors, rows, used), dtype=torch.float32, device=query.device)
+    longest = keys if window is None else min(keys, window + tokens - 1)
+    used = max(1, min(most, ceil_div(longest, least)))
+    # Not where there happens to be one stretch: a row's bits must not depend on the others' length.
+    direct = most == 1
+    rows = batch * query_heads * tokens
+    partial = lse = None
+    if not direct:
+        partial = query.new_empty((parts, rows, used, value_size), dtype=torch.float32)
+        lse = query.new_empty((parts + factors, rows, used), dtype=torch.float32)
 
     unit = 16 // query.element_size()
-    key_strides, value_strides = _used_strides(key)[:3], _used_strides(value)[:3]
-    if any(stride % unit for stride in (*key_strides, *value_strides)):
+    strides = [used_strides(one)[:3] for one in (query, key, value)]
+    if any(stride % unit for three in strides for stride in three):
         unit = 1
-    mask_strides = [0, 0, 0, 0] if mask is None else _used_strides(mask)
-    split = _Launch(
-        kernels.split_kernel,
-        (batch * heads * _ceil_div(group, BLOCK_HEADS), used),
+    (query_strides, key_strides, value_strides) = (
+        [stride // unit for stride in three] for three in strides
+    )
+    packing: list[Launch] = []
+    if mask is not None and mask.stride(3) != 1:
+        mask = mask.contiguous()
+    if mask is not None and full_mask:
+        packing = [pack(mask)]
+        mask = packing[0].values["packed"]
+    mask_strides = [0, 0, 0, 1] if mask is None else used_strides(mask)
+    per_head = {
+        "bias": bias if anchors is not None else None,
+        "target": arguments.target_mass if two else None,
+        "sinks": arguments.sinks,
+    }
+    common = {
+        "partial": partial,
+        "lse": lse,
+        **per_head,
+        "out": results.out,
+        "mass": results.mass,
+        "anchored_out": results.anchored,
+        "anchored_lse": results.anchored_lse,
+        "rest_lse": results.rest_lse,
+        "tokens": tokens,
+        "group": group,
+        "heads": heads,
+        "bias_batch": _batch_stride(bias),
+        "target_batch": _batch_stride(arguments.target_mass),
+        "PARTS": parts,
+        "FACTORS": factors,
+        "EXACT": arguments.target_exact,
+        "VALUE_SIZE": value_size,
+        "BLOCK_VALUE": block_value,
+    }
+    attend = Launch(
+        kernels.attention_kernel,
+        (batch * heads * blocks, used),
         {
+            **common,
             "query": query,
             "key": key,
             "value": value,
             "anchors": anchors,
-            "bias": bias if factors else None,
             "mask": mask,
             "key_lengths": arguments.key_lengths,
-            "partial": partial,
-            "lse": lse,
             "scale": float(arguments.scale),
             "softcap": None if arguments.softcap is None else float(arguments.softcap),
             "keys": keys,
-            "window": window,
-            "heads": heads,
-            "rows": rows,
-            "query_batch": query.stride(0),
-            "query_head": query.stride(1),
-            "key_batch": key_strides[0] // unit,
-            "key_head": key_strides[1] // unit,
-            "key_step": key_strides[2] // unit,
-            "value_batch": value_strides[0] // unit,
-            "value_head": value_strides[1] // unit,
-            "value_step": value_strides[2] // unit,
+            "causal": int(causal),
+            "window": NO_WINDOW if window is None else window,
+            "query_batch": query_strides[0],
+            "query_head": query_strides[1],
+            "query_step": query_strides[2],
+            "key_batch": key_strides[0],
+            "key_head": key_strides[1],
+            "key_step": key_strides[2],
+            "value_batch": value_strides[0],
+            "value_head": value_strides[1],
+            "value_step": value_strides[2],
             "anchors_batch": 0 if anchors is None else anchors.stride(0),
-            "bias_batch": _batch_stride(bias),
             "mask_batch": mask_strides[0],
             "mask_head": mask_strides[1],
-            "mask_step": mask_strides[3],
+            "mask_query": mask_strides[2],
+            "most_splits": most,
             "UNIT": unit,
-            "GROUP": group,
             "HEAD_SIZE": head_size,
-            "VALUE_SIZE": value_size,
-            "HEAD_MASK": head_mask,
-            "PRECISION": "interpreted" if _interpreted() else setting.precision,
-            "MAX_SPLITS": most,
-            "MIN_KEYS": MIN_KEYS,
-            "BLOCK_HEADS": BLOCK_HEADS,
+            "FULL_MASK": full_mask,
+            "DIRECT": direct,
+            "PRECISION": "interpreted" if interpreted() else setting.precision,
+            "MIN_KEYS": least,
+            "BLOCK_ROWS": setting.block_rows,
             "BLOCK_KEYS": setting.block_keys,
             "BLOCK_SIZE": block_size,
-            "BLOCK_VALUE": block_value,
         },
         {"num_warps": setting.warps, "num_stages": setting.stages, "enable_fp_fusion": True},
     )
-    merge = _Launch(
+    if direct:
+        return [*packing, attend]
+    merge = Launch(
         kernels.merge_kernel,
         (rows,),
         {
-            "partial": partial,
-            "lse": lse,
-            "bias": None if factors else bias,
-            "target": arguments.target_mass,
-            "sinks": arguments.sinks,
-            "out": out,
-            "mass": mass,
-            "heads": query_heads,
+            **common,
             "rows": rows,
             "splits": used,
-            "bias_batch": _batch_stride(bias),
-            "target_batch": _batch_stride(arguments.target_mass),
-            "ANCHORED": anchors is not None,
-            "FACTORS": factors,
-            "EXACT": arguments.target_exact,
-            "VALUE_SIZE": value_size,
-            "MAX_SPLITS": _power_of_two(most),
+            "MAX_SPLITS": power_of_two(max(most, MAX_SPLITS)),
             "BLOCK_SPLITS": BLOCK_SPLITS,
-            "BLOCK_VALUE": block_value,
         },
         {"num_warps": 2, "num_stages": 2, "enable_fp_fusion": True},
     )
-    return split, merge
+    return [*packing, attend, merge]
 
 
-_POINTERS = {
-    torch.float32: "*fp32",
-    torch.float16: "*fp16",
-    torch.bfloat16: "*bf16",
-    torch.bool: "*u1",
-    torch.int32: "*i32",
-}
+def pack(mask: Tensor) -> Launch:
+    """Packs a mask that differs between queries or heads, since every head of a group reads it.
+
+    Args:
+        mask: bool ``[B|1, Hq|1, q|1, k]``, last stride 1.
+
+    Returns:
+        The launch; its "packed" are the words.
+    """
+    batch, heads, tokens, keys = mask.shape
+    words = max(2, 2 * ceil_div(keys, 64))
+    packed = torch.empty((batch, heads, tokens, words), dtype=torch.int32, device=mask.device)
+    strides = used_strides(mask)
+    return Launch(
+        _kernels().pack_kernel,
+        (batch * heads * tokens, ceil_div(words, PACKED_WORDS)),
+        {
+            "mask": mask,
+            "packed": packed,
+            "keys": keys,
+            "words": words,
+            "heads": heads,
+            "tokens": tokens,
+            "mask_batch": strides[0],
+            "mask_head": strides[1],
+            "mask_query": strides[2],
+            "BLOCK_WORDS": PACKED_WORDS,
+        },
+        {"num_warps": 2, "num_stages": 1, "enable_fp_fusion": True},
+    )
 
 
-def _signature(
-    launch: _Launch,
-) -> tuple[dict[str, str], dict[str, Any], dict[tuple[int], list[list[Any]]]]:
-    """Types, constants and attributes that a launch compiles with (pointers 16-byte aligned)."""
-    signature, constants, attributes = {}, {}, {}
-    for index, parameter in enumerate(launch.kernel.params):
-        value = launch.values[parameter.name]
-        if value is None or parameter.is_constexpr:
-            signature[parameter.name] = "constexpr"
-            constants[parameter.name] = value
-        elif isinstance(value, Tensor):
-            signature[parameter.name] = _POINTERS[value.dtype]
-            if not parameter.do_not_specialize_on_alignment:
-                attributes[(index,)] = [["tt.divisibility", 16]]
-        else:
-            signature[parameter.name] = "fp32" if isinstance(value, float) else "i32"
-    return signature, constants, attributes
+@functools.lru_cache(maxsize=1024)
+def chosen(
+    target: str, element_size: int, width: int, rows: int, parts: int, full_mask: bool
+) -> Configuration:
+    """Chooses the setting of a call.
+
+    Args:
+        target: one of ``triton_launch.TARGETS``.
+        element_size: bytes of an element.
+        width: padded head size.
+        rows: query rows of a key head.
+        parts: softmax parts.
+        full_mask: whether the mask differs between heads or queries.
+
+    Returns:
+        The setting with the smallest tile that holds all rows, or with the largest tile.
+    """
+    wanted = (target, element_size, width)
+    fitting = sorted(
+        (
+            one
+            for one in configurations()
+            if (one.target, one.element_size, one.width) == wanted
+            and one.parts >= parts
+            and one.full_mask >= full_mask
+        ),
+        key=lambda one: (one.block_rows, one.parts, one.full_mask),
+    )
+    largest = fitting[-1].block_rows
+    return next(one for one in fitting if one.block_rows >= min(rows, largest))
 
 
 @functools.cache
@@ -382,44 +547,8 @@ def _kernels() -> ModuleType:
     return _triton_kernels
 
 
-@functools.cache
-def _interpreted() -> bool:
-    """Whether Triton interprets kernels on the CPU in this process instead of compiling them."""
-    if importlib.util.find_spec("triton") is None:
-        return False
-    from triton.runtime.interpreter import InterpretedFunction
-
-    return isinstance(_kernels().split_kernel, InterpretedFunction)
-
-
-@functools.cache
-def _target(device: torch.device) -> str:
-    if _interpreted():
-        return "sm_90"
-    if torch.version.hip is not None:
-        return "gfx942"
-    major = torch.cuda.get_device_capability(device)[0]
-    return {9: "sm_90", 10: "sm_100"}.get(major, "sm_80")
-
-
 def _padded(size: int) -> int:
-    return max(64, _power_of_two(size))
-
-
-def _power_of_two(number: int) -> int:
-    return 1 << (number - 1).bit_length()
-
-
-def _ceil_div(number: int, divisor: int) -> int:
-    return -(-number // divisor)
-
-
-def _used_strides(tensor: Tensor) -> list[int]:
-    """The strides, 0 where there is one entry: that stride may be any number and is never used."""
-    return [
-        0 if size == 1 else stride
-        for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
-    ]
+    return max(64, power_of_two(size))
 
 
 def _batch_stride(tensor: Tensor | None) -> int:

@@ -62,7 +62,7 @@ def partition_attention(
         window: number of latest keys a query sees.
         softcap: cap of the logits.
         sinks: ``[Hq]``; they belong to the rest.
-        backend: "sdpa" or "reference"; None chooses.
+        backend: "triton", "cpp", "sdpa" or "reference"; None chooses.
 
     Returns:
         The ``Partition``. With ``L`` the log-sum-exps, the mass of the anchors is

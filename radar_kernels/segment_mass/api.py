@@ -42,7 +42,7 @@ def segment_mass(
         window: number of latest keys a query sees.
         softcap: cap of the logits.
         sinks: ``[Hq]``; they take mass of no segment.
-        backend: "cpp" or "reference"; None chooses.
+        backend: "triton", "cpp" or "reference"; None chooses.
 
     Returns:
         Float32 ``[B, Hq, num_segments]``: ``mean over queries of the sum over the segment's keys of

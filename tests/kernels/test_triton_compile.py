@@ -1,5 +1,6 @@
-"""Anchor attention's Triton kernels, compiled ahead of time for every target; needs no GPU."""
+"""Every Triton kernel, compiled ahead of time for every target; needs no GPU."""
 
+import json
 import os
 import re
 import subprocess
@@ -9,15 +10,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
+from benchmarks import compile_report
+from benchmarks.compile_report import Usage, compile_all, modules
 from radar_kernels.anchor_attention import triton as backend
 from radar_kernels.anchor_attention.arguments import AnchorAttentionArguments
-
-# Shared memory a program may use. sm_80's settings also run on the 8.6, 8.9 and 12.0 parts.
-SHARED_BYTES = {"sm_80": 99 << 10, "sm_90": 227 << 10, "sm_100": 227 << 10, "gfx942": 64 << 10}
-LARGEST = {(2, 256), (4, 128)}  # gfx942 compiles slowly: those that need most registers
-DTYPES = {2: torch.bfloat16, 4: torch.float32}
+from radar_kernels.partition_attention.triton import Results
+from radar_kernels.segment_mass import triton as segment_backend
+from radar_kernels.segment_mass.arguments import SegmentMassArguments
+from radar_kernels.triton_launch import SHARED_BYTES, TARGETS, Launch, compile_launch, signature
 
 
 def call(
@@ -25,116 +26,120 @@ def call(
     head_size: int,
     value_size: int | None = None,
     *,
+    tokens: int = 1,
     keys: int = 5000,
     batch: int = 2,
     features: str = "none",
     layout: str = "heads",
-    device: str = "meta",
 ) -> AnchorAttentionArguments:
-    """A call of 8 heads on 2 key heads; on the meta device it takes no memory."""
+    """A call of 8 heads on 2 key heads on the meta device: no value of it can be read."""
     value_size = head_size if value_size is None else value_size
 
-    def tensor(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device=device)
+    def tensor(*shape: int, dtype: torch.dtype = dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
 
     key, value = tensor(batch, 2, keys, head_size), tensor(batch, 2, keys, value_size)
+    query = tensor(batch, 8, tokens, head_size)
     if layout == "tokens":
+        query = tensor(batch, tokens, 8, head_size).transpose(1, 2)
         key = tensor(batch, keys, 2, head_size).transpose(1, 2)
         value = tensor(batch, keys, 2, value_size).transpose(1, 2)
-    common = {"query": tensor(batch, 8, 1, head_size), "key": key, "value": value, "scale": 0.1}
+    common: dict[str, Any] = {"query": query, "key": key, "value": value, "scale": 0.1}
+    common["causal"] = tokens > 1
+    per_head = tensor(batch, 8, dtype=torch.float32)
+    anchors = tensor(batch, keys, dtype=torch.bool)
     if features == "none":
         return AnchorAttentionArguments(**common)
-    per_head = tensor(batch, 8, dtype=torch.float32)
+    if features == "bias":
+        return AnchorAttentionArguments(**common, anchors=anchors, bias=per_head)
     if features == "target":
         return AnchorAttentionArguments(
-            **common,
-            anchors=tensor(batch, keys, dtype=torch.bool),
-            target_mass=per_head,
-            return_mass=True,
+            **common, anchors=anchors, target_mass=per_head, return_mass=True
         )
-    heads = 8 if features == "head mask" else 1
-    return AnchorAttentionArguments(
-        **common,
-        anchors=tensor(batch, keys, dtype=torch.float32),
-        bias=per_head,
-        mask=tensor(batch, heads, 1, keys, dtype=torch.bool),
-        key_lengths=tensor(batch, dtype=torch.int32),
-        causal=True,
-        window=4000,
-        softcap=50.0,
-        sinks=tensor(8, dtype=torch.float32),
-        return_mass=True,
+    everything = backend.demanding_call(
+        dtype, head_size, tokens=tokens, keys=keys, parts=2, full_mask=features == "full mask"
     )
+    assert batch == 2 or features == "all"
+    return everything
 
 
-def cubin_usage(cubin: bytes, path: Path) -> dict[str, int]:
-    """What the assembler says a kernel takes; STACK and LOCAL are where it spills."""
-    from triton.backends import nvidia
+def test_every_setting_of_every_launcher_fits_every_target() -> None:
+    """No spills, no stack, shared memory within the limit; as the report prints it."""
+    usages = list(compile_all(modules()))
+    assert [one for one in usages if not one.fits] == []
+    for operator, module in modules().items():
+        compiled = {(one.target, one.setting) for one in usages if one.operator == operator}
+        assert len(compiled) == len(module.configurations())
+        assert {target for target, _ in compiled} == set(TARGETS)
+    kernels = {(one.operator, one.kernel) for one in usages}
+    assert kernels >= {
+        ("anchor_attention", "attention_kernel"),
+        ("anchor_attention", "merge_kernel"),
+        ("anchor_attention", "pack_kernel"),
+        *(
+            ("segment_mass", f"{name}_kernel")
+            for name in ("sum", "total", "mass", "span", "segment", "piece")
+        ),
+    }
 
-    path.write_bytes(cubin)
-    cuobjdump = Path(nvidia.__file__).parent / "bin" / "cuobjdump"
-    done = subprocess.run(
-        [cuobjdump, "--dump-resource-usage", path], capture_output=True, text=True, check=True
+
+def test_a_kernel_that_spills_or_takes_too_much_does_not_fit() -> None:
+    good = Usage("a", "k", "sm_90", "", 4, 128, 0, 0, 1000, SHARED_BYTES["sm_90"])
+    assert good.fits
+    for change in ({"spills": 1}, {"stack": 8}, {"shared": SHARED_BYTES["sm_90"] + 1}):
+        assert not Usage(**{**_dict(good), **change}).fits
+
+
+def test_spills_are_counted() -> None:
+    setting = backend.Configuration("sm_80", 2, 128, 128, 2, True, 64, 4, 2, "ieee")
+    attend = next(
+        one
+        for one in backend.launches(
+            backend.demanding_call(
+                torch.bfloat16, 128, tokens=4096, keys=4096, parts=2, full_mask=True
+            ),
+            "sm_80",
+            setting=setting,
+        )
+        if one.kernel.__name__ == "attention_kernel"
     )
-    usage = {name: int(size) for name, size in re.findall(r"\b([A-Z]+):(\d+)", done.stdout)}
-    assert {"REG", "STACK", "LOCAL"} <= usage.keys(), done.stdout
-    return usage
+    _, _, spills, stack, _, _ = compile_report.resources(compile_launch(attend, "sm_80"), "sm_80")
+    assert spills > 0 and stack > 0
 
 
-def assert_fits(target: str, kernels: list[Any], path: Path) -> None:
-    assert [kernel.metadata.name for kernel in kernels] == ["split_kernel", "merge_kernel"]
-    for kernel in kernels:
-        assert kernel.metadata.shared <= SHARED_BYTES[target]
-        if target == "gfx942":
-            usage = dict(re.findall(r"\.(\w+): +(\d+)\n", kernel.asm["amdgcn"]))
-            assert usage["vgpr_spill_count"] == usage["private_segment_fixed_size"] == "0", usage
-        else:
-            usage = cubin_usage(kernel.asm["cubin"], path)
-            assert usage["STACK"] == usage["LOCAL"] == 0, usage
+def _dict(usage: Usage) -> dict[str, Any]:
+    return {name: getattr(usage, name) for name in usage.__dataclass_fields__}
 
 
-def cases() -> list[Any]:
-    """Every setting of sm_90; of the others those without a head mask, gfx942's two largest."""
-    found = []
-    for one in backend.configurations():
-        shape = (one.element_size, one.width)
-        if one.target == "sm_90":
-            wanted = ["head mask"] if one.head_mask else ["all", "none"]
-        elif one.head_mask or (one.target == "gfx942" and shape not in LARGEST):
-            wanted = []
-        else:
-            wanted = ["all"]
-        name = f"{one.target}-{8 * one.element_size}bit-{one.width}"
-        found += [pytest.param(one, features, id=f"{name}-{features}") for features in wanted]
-    return found
-
-
-@pytest.mark.parametrize("setting, features", cases())
-def test_every_setting_compiles_without_spills(
-    setting: backend.Configuration, features: str, tmp_path: Path
-) -> None:
-    arguments = call(DTYPES[setting.element_size], setting.width, features=features)
-    kernels = backend.compile_for(setting.target, arguments)
-    split, _ = launches(arguments, setting.target)
-    assert split.values["BLOCK_KEYS"] == setting.block_keys
-    assert kernels[0].metadata.num_warps == setting.warps
-    assert kernels[0].metadata.num_stages == setting.stages
-    assert_fits(setting.target, kernels, tmp_path / "kernel.cubin")
+def resources(launch: Launch, target: str) -> tuple[int, int, int, int, int, int]:
+    return compile_report.resources(compile_launch(launch, target), target)
 
 
 @pytest.mark.parametrize(
-    "dtype, sizes, features",
+    "dtype, sizes, tokens, features",
     [
-        (torch.bfloat16, (128, 128), "target"),
-        (torch.float16, (80, 80), "target"),
-        (torch.float32, (192, 128), "head mask"),
+        (torch.bfloat16, (128, 128), 1, "none"),
+        (torch.bfloat16, (128, 128), 4096, "none"),
+        (torch.bfloat16, (128, 128), 4096, "bias"),
+        (torch.bfloat16, (128, 128), 4096, "target"),
+        (torch.float16, (80, 80), 8, "target"),
+        (torch.float32, (192, 128), 8, "full mask"),
     ],
 )
 def test_other_calls_compile_without_spills(
-    dtype: torch.dtype, sizes: tuple[int, int], features: str, tmp_path: Path
+    dtype: torch.dtype, sizes: tuple[int, int], tokens: int, features: str
 ) -> None:
-    kernels = backend.compile_for("sm_90", call(dtype, *sizes, features=features))
-    assert_fits("sm_90", kernels, tmp_path / "kernel.cubin")
+    for launch in backend.launches(call(dtype, *sizes, tokens=tokens, features=features), "sm_90"):
+        _, _, spills, stack, shared, limit = resources(launch, "sm_90")
+        assert spills == stack == 0 and shared <= limit
+
+
+def test_a_partition_compiles_without_spills() -> None:
+    arguments = call(torch.bfloat16, 128, tokens=4096, features="target")
+    results = Results.empty(arguments, partition=True)
+    (launch,) = backend.launches(arguments, "sm_90", results)
+    _, _, spills, stack, _, _ = resources(launch, "sm_90")
+    assert spills == stack == 0
 
 
 @pytest.mark.parametrize(
@@ -142,19 +147,26 @@ def test_other_calls_compile_without_spills(
 )
 def test_keys_and_values_are_copied_16_bytes_at_a_time(target: str, keys: int, layout: str) -> None:
     arguments = call(torch.bfloat16, 128, keys=keys, layout=layout, features="target")
-    split, _ = backend.compile_for(target, arguments)
-    copies = re.findall(r"cp\.async\.c[ag]\.shared\.global.*?, (0x\w+|\d+)", split.asm["ptx"])
+    attend, _ = backend.launches(arguments, target)
+    ptx = compile_launch(attend, target).asm["ptx"]
+    copies = re.findall(r"cp\.async\.c[ag]\.shared\.global.*?, (0x\w+|\d+)", ptx)
     assert copies and {int(size, 0) for size in copies} == {16}
-    assert "mma.sync" in split.asm["ptx"]
+    assert "mma.sync" in ptx
+
+
+def test_long_queries_use_the_matrix_unit_of_a_warp_group() -> None:
+    arguments = call(torch.bfloat16, 128, tokens=4096, features="bias")
+    (attend,) = backend.launches(arguments, "sm_90")
+    assert "wgmma.mma_async" in compile_launch(attend, "sm_90").asm["ptx"]
 
 
 def test_unaligned_strides_still_compile() -> None:
-    arguments = call(torch.bfloat16, 81)
-    split, _ = backend.compile_for("sm_90", arguments)
-    assert "cp.async.cg" not in split.asm["ptx"]  # those need 16 aligned bytes
+    attend, _ = backend.launches(call(torch.bfloat16, 81), "sm_90")
+    # Those need 16 aligned bytes.
+    assert "cp.async.cg" not in compile_launch(attend, "sm_90").asm["ptx"]
 
 
-def specialized(launch: Any) -> list[Any]:
+def specialized(launch: Launch) -> list[Any]:
     """What Triton would look a launch's compiled kernel up by, on an sm_90 device."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler.compiler import make_backend
@@ -165,38 +177,48 @@ def specialized(launch: Any) -> list[Any]:
     return bind(**launch.values)[1]
 
 
-def launches(arguments: AnchorAttentionArguments, target: str = "sm_90") -> Any:
-    out = arguments.query.new_empty((*arguments.query.shape[:3], arguments.value.shape[3]))
-    mass = out.new_empty(out.shape[:3], dtype=torch.float32) if arguments.return_mass else None
-    return backend._launches(arguments, target, out, mass, None)
-
-
-@pytest.mark.parametrize("features", ["none", "target", "all"])
+@pytest.mark.parametrize("features", ["none", "bias", "target", "all"])
 @pytest.mark.parametrize("layout", ["heads", "tokens"])
 def test_a_growing_cache_never_recompiles(features: str, layout: str) -> None:
     first: list[Any] = []
     for keys in (1, 2, 7, 15, 16, 17, 128, 1000, 1001, 8192, 9001):
-        for batch in (1, 3):
+        for batch in (1, 2):
             arguments = call(
                 torch.bfloat16, 80, keys=keys, batch=batch, features=features, layout=layout
             )
-            if features != "none":
+            if arguments.anchors is not None:
                 # A view into a longer buffer, at an address of its own each step.
                 anchors = torch.zeros(batch, 9 + keys, dtype=arguments.anchors.dtype)
                 object.__setattr__(arguments, "anchors", anchors[:, keys % 7 :][:, :keys])
-            found = [specialized(launch) for launch in launches(arguments)]
+            found = [specialized(launch) for launch in backend.launches(arguments, "sm_90")]
             first = first or found
             assert found == first, f"{keys} keys, batch {batch}"
 
 
-@pytest.mark.parametrize("features", ["none", "target", "all"])
+def segment_call(keys: int) -> SegmentMassArguments:
+    attention = call(torch.bfloat16, 80, keys=keys, tokens=8)
+    return SegmentMassArguments(attention, torch.empty(2, keys, dtype=torch.int64), 300)
+
+
+def test_growing_keys_never_recompile_segment_mass() -> None:
+    first: list[Any] = []
+    for keys in (1000, 1001, 1024, 8192):
+        work, _ = segment_backend.launches(segment_call(keys), "sm_90")
+        found = [specialized(launch) for launch in work]
+        first = first or found
+        assert found == first, f"{keys} keys"
+
+
+@pytest.mark.parametrize("features", ["none", "bias", "target", "all", "full mask"])
 def test_what_is_compiled_ahead_is_what_a_launch_looks_up(features: str) -> None:
-    for launch in launches(call(torch.bfloat16, 128, features=features)):
-        signature, constants, attributes = backend._signature(launch)
+    work = backend.launches(call(torch.bfloat16, 128, features=features), "sm_90")
+    work += segment_backend.launches(segment_call(1000), "sm_90")[0]
+    for launch in work:
+        types, constants, attributes = signature(launch)
         for index, (parameter, (kind, key)) in enumerate(
             zip(launch.kernel.params, specialized(launch), strict=True)
         ):
-            assert signature[parameter.name] == kind, parameter.name
+            assert types[parameter.name] == kind, parameter.name
             aligned = attributes.get((index,)) == [["tt.divisibility", 16]]
             assert aligned == (kind != "constexpr" and key == "D"), parameter.name
             if kind == "constexpr":
@@ -204,22 +226,36 @@ def test_what_is_compiled_ahead_is_what_a_launch_looks_up(features: str) -> None
 
 
 def test_many_rows_go_on_the_one_unbounded_axis_of_the_grid() -> None:
-    split, merge = launches(call(torch.bfloat16, 64, batch=100_000, keys=1 << 20))
+    arguments = call(torch.bfloat16, 64, batch=100_000, keys=1 << 20)
+    split, merge = backend.launches(arguments, "sm_90")
     assert split.grid == (200_000, backend.MAX_SPLITS)
     assert merge.grid == (800_000,)
 
 
+def test_the_setting_is_the_smallest_tile_that_serves_the_call() -> None:
+    def rows(wanted: int, parts: int = 1, full_mask: bool = False) -> int:
+        return backend.chosen("sm_90", 2, 128, wanted, parts, full_mask).block_rows
+
+    assert [rows(wanted) for wanted in (1, 16, 17, 64, 65, 9999)] == [16, 16, 64, 64, 128, 128]
+    assert rows(9999, parts=2) == rows(9999, full_mask=True) == 64
+    for target in TARGETS:
+        for size in (2, 4):
+            for width in (64, 128, 256):
+                one = backend.chosen(target, size, width, 1, 2, True)
+                assert one in backend.configurations()
+
+
 def test_an_unknown_target_is_named() -> None:
+    (attend, _) = backend.launches(call(torch.bfloat16, 64), "sm_90")
     with pytest.raises(ValueError, match="'sm_70', expected one of sm_80, sm_90, sm_100, gfx942"):
-        backend.compile_for("sm_70", call(torch.bfloat16, 64))
+        compile_launch(attend, "sm_70")
 
 
 def test_the_interpreter_compiles_nothing() -> None:
     program = (
-        "import torch\n"
-        "from tests.kernels.test_triton_compile import backend, call\n"
+        "from radar_kernels.segment_mass import triton\n"
         "try:\n"
-        "    backend.compile_for('sm_90', call(torch.bfloat16, 64))\n"
+        "    triton.compile_configuration(triton.configurations()[0])\n"
         "except RuntimeError as error:\n"
         "    print(error)"
     )
@@ -233,13 +269,11 @@ def test_the_interpreter_compiles_nothing() -> None:
     assert "TRITON_INTERPRET=1 is set: unset it" in done.stdout, done.stderr
 
 
-def test_every_setting_of_the_table_is_listed_once() -> None:
-    settings = backend.configurations()
-    assert len(settings) == len(set(settings)) == 48
-    assert {(one.target, one.element_size, one.width, one.head_mask) for one in settings} == {
-        (target, size, width, head_mask)
-        for target in SHARED_BYTES
-        for size in (2, 4)
-        for width in (64, 128, 256)
-        for head_mask in (False, True)
-    }
+def test_the_report_writes_its_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "report.json"
+    wanted = ["--targets", "sm_90", "--operators", "segment_mass", "--json", str(file)]
+    assert compile_report.main(wanted) == 0
+    rows = json.loads(file.read_text())
+    assert len(rows) >= len(segment_backend.configurations()) // len(TARGETS)
+    assert all(row["fits"] and row["registers"] > 0 and row["target"] == "sm_90" for row in rows)
+    assert "mass_kernel" in capsys.readouterr().out

@@ -323,6 +323,14 @@ RADAR_INLINE double prefill_log_sum(const float* stats) {
          __builtin_log((double)stats[1]);
 }
 
+// log(e^sum + e^logit)
+RADAR_INLINE double add_to_log_sum(double sum, double logit) {
+  if (sum == -kInfinity) return logit;
+  if (logit == -kInfinity) return sum;
+  const double larger = sum > logit ? sum : logit, smaller = sum > logit ? logit : sum;
+  return larger + __builtin_log1p(__builtin_exp(smaller - larger));
+}
+
 template <class T>
 static void prefill_finish(const AttentionCall& call, const RowBlock& block,
                            const float* const* stats, const float* const* values) {
@@ -344,9 +352,11 @@ static void prefill_finish(const AttentionCall& call, const RowBlock& block,
       finish_plain<T>(call, row, rest, keep * inverse(sums[1]));
       continue;
     }
+    double rest_sum = prefill_log_sum(stats[0] + r * kPrefillStats);
+    if (call.sinks) rest_sum = add_to_log_sum(rest_sum, (double)call.sinks[row.head]);
     const float* anchored = stats[1] + r * kPrefillStats;
     const double anchored_sum = prefill_log_sum(anchored);
-    finish_parts<T>(call, row, {prefill_log_sum(sums), anchored_sum, anchored_sum}, rest,
+    finish_parts<T>(call, row, {rest_sum, anchored_sum, anchored_sum}, rest,
                     keep * inverse(sums[1]), values[1] + r * width, inverse(anchored[1]));
   }
 }

@@ -7,6 +7,7 @@
 #include "dot_rows.h"
 
 #include "decode_attention_kernel.h"
+#include "edit_keys_kernel.h"
 #include "linear_rows_kernel.h"
 #include "logit_blend_kernel.h"
 #include "merge_parts_kernel.h"
@@ -40,7 +41,9 @@ const Kernels* RADAR_JOIN(kernels_, RADAR_ISA_NAME)() {
        isa::logit_kernels<isa::Float16>()},
       {isa::relevance_kernels<isa::Float32>(), isa::relevance_kernels<isa::BFloat16>(),
        isa::relevance_kernels<isa::Float16>(), isa::relevance_kernels<isa::Int8>()},
-      isa::score_kernels()};
+      isa::score_kernels(),
+      {isa::edit_kernels<isa::Float32>(), isa::edit_kernels<isa::BFloat16>(),
+       isa::edit_kernels<isa::Float16>()}};
   return &kernels;
 }
 

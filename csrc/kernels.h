@@ -191,6 +191,21 @@ struct LogitKernels {
   void (*blend)(const LogitRow&, int64_t begin, int64_t end, float* out);
 };
 
+// One call of edit_keys: key + gain[head] * key @ left[head] (@ right[head]).
+struct EditCall {
+  const float* left;   // [heads, size, rank]; [heads, size, size] without `right`
+  const float* right;  // [heads, rank, size], or null
+  const float* gain;   // [heads]
+  int64_t size, rank;
+};
+
+struct EditKernels {
+  int64_t (*scratch_bytes)(const EditCall&);
+  // Any number of rows of keys of one head.
+  void (*rows)(const EditCall&, int64_t head, const void* const* from, void* const* to,
+               int64_t rows, void* scratch);
+};
+
 // One call of the relevance operators: cosines of every sentence with every query, times decays.
 struct RelevanceCall {
   const void* sentences;  // [count, size], rows `row_stride` elements apart
@@ -241,6 +256,7 @@ struct Kernels {
   LogitKernels logits[kTypes];
   RelevanceKernels relevance[kTypes + 1];  // the last one is of int8 sentences
   ScoreKernels scores;
+  EditKernels edit[kTypes];
 };
 
 // Null where the compiler or the architecture does not know the instruction set.

@@ -57,6 +57,9 @@ at::Tensor sample_floors(const at::Tensor& full, const std::optional<at::Tensor>
                          const std::optional<at::Tensor>& min_p, const at::Tensor& seed,
                          const at::Tensor& offset);
 
+at::Tensor edit_keys(const at::Tensor& key, const at::Tensor& anchors, const at::Tensor& left,
+                     const std::optional<at::Tensor>& right, const at::Tensor& gain);
+
 // `scales` belong to int8 sentences; sender, round, hops and now are int64.
 at::Tensor relevance_scores(const at::Tensor& sentences, const std::optional<at::Tensor>& scales,
                             const at::Tensor& queries, const at::Tensor& sender,

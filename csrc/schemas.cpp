@@ -33,6 +33,8 @@ TORCH_LIBRARY(radar_cpp, library) {
       "sample_floors(Tensor full, Tensor? masked, Tensor strength, Tensor temperature, "
       "Tensor? top_k, Tensor? top_p, Tensor? min_p, Tensor seed, Tensor offset) -> Tensor");
   library.def(
+      "edit_keys(Tensor key, Tensor anchors, Tensor left, Tensor? right, Tensor gain) -> Tensor");
+  library.def(
       "relevance_scores(Tensor sentences, Tensor? scales, Tensor queries, Tensor sender, "
       "Tensor round, Tensor hops, Tensor now, float spatial_decay, float temporal_decay, "
       "str self_policy) -> Tensor");
@@ -62,6 +64,7 @@ TORCH_LIBRARY_IMPL(radar_cpp, CPU, library) {
   library.impl("blend_logits", radar::blend_logits);
   library.impl("sample_logits", radar::sample_logits);
   library.impl("sample_floors", radar::sample_floors);
+  library.impl("edit_keys", radar::edit_keys);
   library.impl("relevance_scores", radar::relevance_scores);
   library.impl("select_relevant", radar::select_relevant);
 }

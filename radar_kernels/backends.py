@@ -46,7 +46,7 @@ _OPERATORS = {
     "sample_logits": _Operator("logit_blend", "sample", ("triton", "cpp", "reference")),
     "relevance_scores": _Operator("relevance", "scores", ("triton", "cpp", "reference")),
     "select_relevant": _Operator("relevance", "select", ("triton", "cpp", "reference")),
-    "edit_keys": _Operator("key_edit", "run", ("reference",)),
+    "edit_keys": _Operator("key_edit", "run", ("triton", "cpp", "reference")),
 }
 # Automatic choice considers these on one kind of device only; by name they may run elsewhere
 # (Triton's interpreter).

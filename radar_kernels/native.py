@@ -35,6 +35,7 @@ def absent() -> str | None:
     torch.library.register_fake("radar_cpp::merge_parts", _fake_merge_parts)
     torch.library.register_fake("radar_cpp::blend_logits", _fake_blend_logits)
     torch.library.register_fake("radar_cpp::sample_logits", _fake_sample_logits)
+    torch.library.register_fake("radar_cpp::edit_keys", _fake_edit_keys)
     torch.library.register_fake("radar_cpp::relevance_scores", _fake_relevance_scores)
     torch.library.register_fake("radar_cpp::select_relevant", _fake_select_relevant)
     return None
@@ -84,6 +85,10 @@ def _fake_blend_logits(full: Tensor, *arguments: object) -> Tensor:
 
 def _fake_sample_logits(full: Tensor, *arguments: object) -> Tensor:
     return full.new_empty(full.shape[:1], dtype=torch.int64)
+
+
+def _fake_edit_keys(key: Tensor, *arguments: object) -> Tensor:
+    return key.new_empty(key.shape)
 
 
 def _fake_relevance_scores(

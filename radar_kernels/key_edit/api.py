@@ -28,7 +28,7 @@ def edit_keys(
         projection: floating ``[Hkv, D, D]``, or a low-rank ``(U, S, V)`` of shapes
             ``[Hkv, D, r]``, ``[Hkv, r]``, ``[Hkv, D, r]`` that stands for ``U diag(S) V^T``.
         gain: float or ``[Hkv]``, finite; 0 changes nothing.
-        backend: "reference"; None chooses.
+        backend: "triton", "cpp" or "reference"; None chooses.
 
     Returns:
         New keys, same shape and dtype: ``k + gain * (k @ P)`` with ``k`` as rows at anchored

@@ -96,12 +96,14 @@ def _any(word):
 
 
 @triton.jit
-def _words(mask, start, end, BLOCK_KEYS: tl.constexpr):
+def _words(mask, start, end, real, BLOCK_KEYS: tl.constexpr):
     """Every row's words of a packed mask for a tile, and what is set in any row."""
-    word = tl.load(mask + start // 32, mask=start < end, other=0)
+    # A comparison of scalars would be an int32 in Triton's interpreter.
+    there = real & (tl.full(real.shape, start, tl.int32) < end)
+    word = tl.load(mask + start // 32, mask=there, other=0)
     second = word
     if BLOCK_KEYS == 64:
-        second = tl.load(mask + start // 32 + 1, mask=start < end, other=0)
+        second = tl.load(mask + start // 32 + 1, mask=there, other=0)
     return word, second, _any(word), _any(second)
 
 
@@ -416,11 +418,8 @@ def attention_kernel(
     if anchors is not None:
         next_factors = tl.load(anchors + begin + step, mask=begin + step < end, other=0)
     if FULL_MASK:
-        # Rows that are not there stand for the last: what it may not read is not read for them.
-        there = tl.minimum(row, tokens * group - 1)
-        mask += (head * group + there % group).to(tl.int64) * mask_head
-        mask += (there // group).to(tl.int64) * mask_query
-        word, second, any_first, any_second = _words(mask, begin, end, BLOCK_KEYS)
+        mask += query_heads.to(tl.int64) * mask_head + token.to(tl.int64) * mask_query
+        word, second, any_first, any_second = _words(mask, begin, end, real, BLOCK_KEYS)
     elif mask is not None:
         next_readable = tl.load(mask + begin + step, mask=begin + step < end, other=0)
     for start in range(begin, end, BLOCK_KEYS):
@@ -433,7 +432,9 @@ def attention_kernel(
             any_bits = _bits(any_first, any_second, start, BLOCK_KEYS)
             readable &= any_bits
             now, now_second = word, second
-            word, second, any_first, any_second = _words(mask, start + BLOCK_KEYS, end, BLOCK_KEYS)
+            word, second, any_first, any_second = _words(
+                mask, start + BLOCK_KEYS, end, real, BLOCK_KEYS
+            )
         elif mask is not None:
             readable &= next_readable != 0
             next_readable = tl.load(mask + ahead, mask=ahead < end, other=0)

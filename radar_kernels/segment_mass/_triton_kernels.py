@@ -97,7 +97,9 @@ def sum_kernel(
 
     length = keys if key_lengths is None else tl.minimum(tl.load(key_lengths + batch), keys)
     last_token = tl.minimum((first_row + BLOCK_ROWS - 1) // group, tokens - 1)
-    first, last, _, _ = row_range(length, first_row // group, last_token, tokens, causal, window)
+    first, last, _begin, _end = row_range(
+        length, first_row // group, last_token, tokens, causal, window
+    )
     own = length - tokens + token
     limit = tl.where(causal != 0, own, length - 1)
     begin = first // BLOCK_KEYS * BLOCK_KEYS
@@ -152,7 +154,7 @@ def sum_kernel(
             seen = tl.load(mask + position, mask=inside, other=0) != 0
             attends &= seen[None, :]
         scores = tl.where(attends, scores, NEGATIVE_INFINITY)
-        _, top, total, _ = update_sum(scores, top, total)
+        _weights, top, total, _decay = update_sum(scores, top, total)
     cell = (batch * heads + head) * tokens * group + row
     tl.store(sums + cell * tl.num_programs(1) + split, log_sum(top, total), mask=real)
 

@@ -79,7 +79,7 @@ _NVIDIA: dict[tuple[int, int], tuple[int, int, int, int, str]] = {
     (2, 256): (64, 64, 4, 2, "ieee"),
     (4, 64): (16, 32, 4, 3, "tf32x3"),
     (4, 128): (16, 32, 4, 2, "tf32x3"),
-    (4, 256): (16, 16, 4, 2, "tf32x3"),
+    (4, 256): (16, 16, 8, 2, "ieee"),
 }
 _TABLE: dict[str, dict[tuple[int, int], tuple[int, int, int, int, str]]] = {
     "sm_80": {**_NVIDIA, (2, 256): (32, 64, 4, 2, "ieee")},
@@ -91,7 +91,7 @@ _TABLE: dict[str, dict[tuple[int, int], tuple[int, int, int, int, str]]] = {
         (2, 256): (32, 32, 4, 2, "ieee"),
         (4, 64): (16, 32, 4, 2, "ieee"),
         (4, 128): (16, 32, 4, 2, "ieee"),
-        (4, 256): (16, 16, 4, 2, "ieee"),
+        (4, 256): (16, 16, 8, 2, "ieee"),
     },
 }
 

@@ -42,7 +42,7 @@ class Usage:
         setting: the configuration, without its target.
         warps: warps of a program.
         registers: of a thread (gfx942: vector registers).
-        spills: instructions that spill to or fill from local memory (gfx942: spilled registers).
+        spills: instructions that spill to or fill from local memory (gfx942: spilled vector registers).
         stack: bytes of stack and local memory of a thread.
         shared: bytes of shared memory of a program.
         shared_limit: bytes it may use there.
@@ -158,7 +158,8 @@ def resources(kernel: Any, target: str) -> tuple[int, int, int, int, int, int]:
             for name, number in re.findall(r"\.(\w+): +(\d+)\n", kernel.asm["amdgcn"])
         }
         registers = usage["vgpr_count"]
-        spills = usage["vgpr_spill_count"] + usage["sgpr_spill_count"]
+        # Scalar registers spill into vector registers, not into memory.
+        spills = usage["vgpr_spill_count"]
         stack = usage["private_segment_fixed_size"]
     else:
         registers, spills, stack = _cubin_usage(kernel.asm["cubin"])

@@ -42,7 +42,8 @@ class Usage:
         setting: the configuration, without its target.
         warps: warps of a program.
         registers: of a thread (gfx942: vector registers).
-        spills: instructions that spill to or fill from local memory (gfx942: spilled vector registers).
+        spills: instructions that spill to or fill from local memory (gfx942: vector registers
+            that are spilled).
         stack: bytes of stack and local memory of a thread.
         shared: bytes of shared memory of a program.
         shared_limit: bytes it may use there.

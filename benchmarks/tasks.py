@@ -44,6 +44,7 @@ class Task:
         contenders: provider to contender.
         copies: how many copies of the tensors there are; a round goes through all.
         floor_bytes: bytes that must be read, for the floor; None where meaningless.
+        most_rounds: rounds are no more than this, where one takes seconds and has many samples.
     """
 
     benchmark: str
@@ -52,6 +53,7 @@ class Task:
     contenders: Mapping[str, Contender]
     copies: int = 1
     floor_bytes: int | None = None
+    most_rounds: int | None = None
 
 
 Build = Callable[[], Task]
@@ -203,7 +205,7 @@ def _rows(task: Task, rounds: int, read_gb_s: float) -> list[Row]:
         for name, verdict in verdicts.items()
         if verdict.right
     }
-    samples = interleave(measurements, rounds, warm_up=1)
+    samples = interleave(measurements, min(rounds, task.most_rounds or rounds), warm_up=1)
     floor = None if task.floor_bytes is None else task.floor_bytes / read_gb_s / 1e6
     rows = []
     for name, verdict in verdicts.items():

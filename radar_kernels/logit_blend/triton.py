@@ -5,7 +5,6 @@ tensors, slowly: for tests.
 """
 
 import functools
-import importlib.util
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -13,10 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from radar_kernels import triton_launch
 from radar_kernels.logit_blend.arguments import BlendArguments, SampleArguments
+from radar_kernels.triton_launch import Launch, compile_launch, run_all
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942")
 # Tokens of one program, and the maxima it leaves for the search of the k-th largest.
 TILE = 1024
 GROUPS = 16
@@ -26,17 +26,7 @@ _OPTIONS = {"num_warps": 4, "num_stages": 2, "enable_fp_fusion": False}
 _ROW_OPTIONS = {"num_warps": 8, "num_stages": 2, "enable_fp_fusion": False}
 
 
-def absent() -> str | None:
-    """Says why this backend cannot run on this machine at all.
-
-    Returns:
-        The reason, or None where Triton and a GPU (or Triton's interpreter) are present.
-    """
-    if importlib.util.find_spec("triton") is None:
-        return 'triton is not installed (pip install "radar-kernels[triton]")'
-    if _interpreted() or torch.cuda.is_available():
-        return None
-    return "torch sees no CUDA or ROCm device"
+absent = triton_launch.absent
 
 
 def unsupported(arguments: BlendArguments | SampleArguments) -> str | None:
@@ -51,17 +41,13 @@ def unsupported(arguments: BlendArguments | SampleArguments) -> str | None:
     full, masked = arguments.full, arguments.masked
     if (reason := absent()) is not None:
         return reason
-    if full.device.type != ("cpu" if _interpreted() else "cuda"):
-        return f"full is on {full.device}, and the Triton kernels run on GPUs"
+    if (reason := triton_launch.wrong_device("full", full)) is not None:
+        return reason
     for name, logits in (("full", full), ("masked", masked)):
         if logits is not None and logits.dtype not in DTYPES:
             return f"{name} is {logits.dtype}, and the Triton kernels take 16 and 32 bit floats"
     if full.shape[1] >= 2**31 - TILE:
         return f"full has {full.shape[1]} tokens, and the Triton kernels count them in 32 bits"
-    if not _interpreted() and torch.version.hip is None:
-        capability = torch.cuda.get_device_capability(full.device)
-        if capability < (8, 0):
-            return f"compute capability {capability[0]}.{capability[1]} is below 8.0"
     return None
 
 
@@ -93,58 +79,80 @@ def sample(arguments: SampleArguments) -> Tensor:
     return out
 
 
-def compile_for(target: str, arguments: BlendArguments | SampleArguments) -> list[Any]:
-    """Compiles the kernels of a call for a target; no GPU is needed.
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """One way the launcher can choose to launch.
 
     Args:
-        target: "sm_80", "sm_90", "sm_100" or "gfx942".
-        arguments: the call; only shapes, dtypes and strides matter, so meta tensors will do.
+        target: one of ``triton_launch.TARGETS``.
+        operator: "blend", "modulated" or "sample".
+        dtype: of the logits.
+        limits: which of top-k, top-p and min-p are there ("k", "p", "m").
+    """
+
+    target: str
+    operator: str
+    dtype: torch.dtype
+    limits: str = ""
+
+
+def configurations() -> list[Configuration]:
+    """Lists every setting the launcher can choose.
 
     Returns:
-        Triton's compiled kernels in the order of their launch.
-
-    Raises:
-        ValueError: ``target`` is not one of the four.
-        RuntimeError: Triton was imported with ``TRITON_INTERPRET=1`` and compiles nothing.
+        The settings of every target, with masked logits, the more demanding form.
     """
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    if target not in TARGETS:
-        raise ValueError(f"target is {target!r}, expected one of {', '.join(TARGETS)}")
-    if _interpreted():
-        raise RuntimeError("TRITON_INTERPRET=1 is set: unset it to compile kernels")
-    if target.startswith("sm_"):
-        machine = GPUTarget("cuda", int(target.removeprefix("sm_")), 32)
-    else:
-        machine = GPUTarget("hip", target, 64)
-    if isinstance(arguments, BlendArguments):
-        launches, _ = _blend_launches(arguments)
-    else:
-        launches, _ = _sample_launches(arguments)
     return [
-        triton.compile(
-            ASTSource(launch.kernel, *_signature(launch)), target=machine, options=launch.options
+        Configuration(target, operator, dtype, limits)
+        for target in triton_launch.TARGETS
+        for dtype in DTYPES
+        for operator, limits in (
+            ("blend", ""),
+            ("modulated", ""),
+            ("sample", ""),
+            ("sample", "k"),
+            ("sample", "p"),
+            ("sample", "kpm"),
         )
-        for launch in launches
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class _Launch:
-    kernel: Any
-    grid: tuple[int, ...]
-    values: dict[str, Any]
-    options: dict[str, Any]
+def compile_configuration(one: Configuration) -> list[Any]:
+    """Compiles the kernels of a setting; no GPU is needed.
+
+    Args:
+        one: the setting.
+
+    Returns:
+        Triton's compiled kernels in the order of their launch.
+    """
+
+    def tensor(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    full, row, whole = tensor(8, 151_936, dtype=one.dtype), tensor(8), tensor(8, dtype=torch.int64)
+    if one.operator == "sample":
+        launches, _ = _sample_launches(
+            SampleArguments(
+                full,
+                full,
+                row,
+                row,
+                whole if "k" in one.limits else None,
+                row if "p" in one.limits else None,
+                row if "m" in one.limits else None,
+                whole,
+                whole,
+            )
+        )
+    else:
+        launches, _ = _blend_launches(BlendArguments(full, full, row, one.operator == "modulated"))
+    return [compile_launch(launch, one.target) for launch in launches]
 
 
-def _run(launches: list[_Launch], out: Tensor) -> None:
-    if out.numel() == 0:
-        return
-    with torch.cuda.device_of(out):
-        for launch in launches:
-            launch.kernel[launch.grid](**launch.values, **launch.options)
+def _run(launches: list[Launch], out: Tensor) -> None:
+    if out.numel():
+        run_all(launches, out.device)
 
 
 def _readable(logits: Tensor) -> Tensor:
@@ -161,14 +169,14 @@ def _prepare(
     strength: Tensor | None,
     temperature: Tensor | None,
     keep_nan: bool,
-) -> _Launch:
+) -> Launch:
     rows, tokens = full.shape
     tiles = -(-tokens // TILE)
 
     def scratch(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=full.device)
 
-    return _Launch(
+    return Launch(
         _kernels().prepare_kernel,
         (rows, tiles),
         {
@@ -192,7 +200,7 @@ def _prepare(
     )
 
 
-def _blend_launches(arguments: BlendArguments) -> tuple[list[_Launch], Tensor]:
+def _blend_launches(arguments: BlendArguments) -> tuple[list[Launch], Tensor]:
     full, masked = _readable(arguments.full), _readable(arguments.masked)
     out = torch.empty(full.shape, dtype=torch.float32, device=full.device)
     rows, tokens = full.shape
@@ -216,11 +224,11 @@ def _blend_launches(arguments: BlendArguments) -> tuple[list[_Launch], Tensor]:
         "TILE": TILE,
         "BLOCK": BLOCK,
     }
-    launches.append(_Launch(_kernels().blend_kernel, (rows, tiles), values, _OPTIONS))
+    launches.append(Launch(_kernels().blend_kernel, (rows, tiles), values, _OPTIONS))
     return launches, out
 
 
-def _sample_launches(arguments: SampleArguments) -> tuple[list[_Launch], Tensor]:
+def _sample_launches(arguments: SampleArguments) -> tuple[list[Launch], Tensor]:
     kernels = _kernels()
     full = _readable(arguments.full)
     masked = None if arguments.masked is None else _readable(arguments.masked)
@@ -253,7 +261,7 @@ def _sample_launches(arguments: SampleArguments) -> tuple[list[_Launch], Tensor]
             "GROUPS": GROUPS,
             "BLOCK": BLOCK,
         }
-        launches.append(_Launch(kernels.floor_kernel, (rows,), values, _ROW_OPTIONS))
+        launches.append(Launch(kernels.floor_kernel, (rows,), values, _ROW_OPTIONS))
     scores = torch.empty((rows, tiles), dtype=torch.float32, device=device)
     winners = torch.empty((rows, tiles), dtype=torch.int32, device=device)
     values = {
@@ -269,38 +277,10 @@ def _sample_launches(arguments: SampleArguments) -> tuple[list[_Launch], Tensor]
         "tiles": tiles,
         "TILE": TILE,
     }
-    launches.append(_Launch(kernels.draw_kernel, (rows, tiles), values, _OPTIONS))
+    launches.append(Launch(kernels.draw_kernel, (rows, tiles), values, _OPTIONS))
     values = {"scores": scores, "winners": winners, "out": out, "tiles": tiles, "BLOCK": BLOCK}
-    launches.append(_Launch(kernels.finish_kernel, (rows,), values, _OPTIONS))
+    launches.append(Launch(kernels.finish_kernel, (rows,), values, _OPTIONS))
     return launches, out
-
-
-_POINTERS = {
-    torch.float64: "*fp64",
-    torch.float32: "*fp32",
-    torch.float16: "*fp16",
-    torch.bfloat16: "*bf16",
-    torch.int32: "*i32",
-    torch.int64: "*i64",
-}
-
-
-def _signature(
-    launch: _Launch,
-) -> tuple[dict[str, str], dict[str, Any], dict[tuple[int], list[list[Any]]]]:
-    """Types, constants and attributes that a launch compiles with (pointers 16-byte aligned)."""
-    signature, constants, attributes = {}, {}, {}
-    for index, parameter in enumerate(launch.kernel.params):
-        value = launch.values[parameter.name]
-        if value is None or parameter.is_constexpr:
-            signature[parameter.name] = "constexpr"
-            constants[parameter.name] = value
-        elif isinstance(value, Tensor):
-            signature[parameter.name] = _POINTERS[value.dtype]
-            attributes[(index,)] = [["tt.divisibility", 16]]
-        else:
-            signature[parameter.name] = "i32"
-    return signature, constants, attributes
 
 
 @functools.cache
@@ -308,13 +288,3 @@ def _kernels() -> ModuleType:
     from radar_kernels.logit_blend import _triton_kernels
 
     return _triton_kernels
-
-
-@functools.cache
-def _interpreted() -> bool:
-    """Whether Triton interprets kernels on the CPU in this process instead of compiling them."""
-    if importlib.util.find_spec("triton") is None:
-        return False
-    from triton.runtime.interpreter import InterpretedFunction
-
-    return isinstance(_kernels().prepare_kernel, InterpretedFunction)

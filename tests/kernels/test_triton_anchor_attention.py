@@ -202,12 +202,12 @@ else:
             seed=draw(st.integers(0, 2**16)),
         )
 
-    @settings(max_examples=60, deadline=None, derandomize=True, database=None)
+    @settings(max_examples=45, deadline=None, derandomize=True, database=None)
     @given(calls(), st.sampled_from([None, 1, 3]))
     def test_any_call(call: AnchorAttentionArguments, splits: int | None) -> None:
         check(call, splits)
 
-    @settings(max_examples=25, deadline=None, derandomize=True, database=None)
+    @settings(max_examples=18, deadline=None, derandomize=True, database=None)
     @given(calls(partitioned=True), st.sampled_from([None, 1]))
     def test_any_partition(call: AnchorAttentionArguments, splits: int | None) -> None:
         check_partition(call, splits)
@@ -245,9 +245,7 @@ else:
 
     @pytest.mark.parametrize("tokens", [1, 20])
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-    @pytest.mark.parametrize(
-        "head_size, value_size", [(80, 80), (96, 96), (128, 128), (256, 256), (192, 128), (64, 200)]
-    )
+    @pytest.mark.parametrize("head_size, value_size", [(80, 80), (96, 96), (256, 256), (64, 200)])
     def test_head_sizes(dtype: torch.dtype, head_size: int, value_size: int, tokens: int) -> None:
         check(
             make(
@@ -344,7 +342,7 @@ else:
         check(call, splits)
 
     @pytest.mark.parametrize("tokens, dtype", [(1, torch.float32), (5, torch.bfloat16)])
-    @pytest.mark.parametrize("mask", [None, "keys", "queries"])
+    @pytest.mark.parametrize("mask", ["keys", "queries"])
     @pytest.mark.parametrize("steering", ["none", "bias", "factors", "target"])
     def test_what_may_not_be_read_may_be_nan(
         tokens: int, dtype: torch.dtype, mask: str | None, steering: str
@@ -494,11 +492,12 @@ else:
             return made.fill_(math.nan if made.is_floating_point() else -1)
 
         monkeypatch.setattr(torch, "empty", poisoned)
-        monkeypatch.setattr(
-            Tensor,
-            "new_empty",
-            lambda own, *shape, **o: new_empty(own, *shape, **o).fill_(math.nan),
-        )
+
+        def new_poisoned(own: Tensor, *shape: object, **options: object) -> Tensor:
+            made = new_empty(own, *shape, **options)  # type: ignore[call-overload]
+            return made.fill_(math.nan) if made.is_floating_point() else made
+
+        monkeypatch.setattr(Tensor, "new_empty", new_poisoned)
         # The second row leaves most of the grid without keys, and most stretches without anchors.
         check(make(keys=700, lengths=[700, 5], anchors="bool", bias=1.0))
         check(

@@ -113,11 +113,11 @@ struct PrefillKernels {
   // Scale, softcap and mask, in place.
   void (*adjust)(const AttentionCall&, const RowBlock&, const ScoreTile&);
   // Softmax weights of the tile's columns begin..end, [rows, kBlockKeys]; stats and values, what
-  // the rows have gathered so far, shrink to the new maximum. `added` (or null) is one term a key:
-  // added as it is, or as a factor of the bias.
+  // the rows have gathered so far, shrink to the new maximum. `factors` (or null) are each key's of
+  // the bias, `hidden` (or null) is -inf for keys left out, else 0.
   void (*weights)(const AttentionCall&, const RowBlock&, const ScoreTile&, bool adjusted,
-                  int64_t begin, int64_t end, const float* added, bool factors, float* stats,
-                  void* weights, float* values);
+                  int64_t begin, int64_t end, const float* factors, const float* hidden,
+                  float* stats, void* weights, float* values);
   // to[i] = sum over rows r of rows[r, i] * factors[r]; a row starts every kBlockKeys floats.
   void (*sum_rows)(const float* rows, const float* factors, int64_t count, int64_t columns,
                    float* to);

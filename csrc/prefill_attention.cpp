@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstring>
 #include <limits>
 
@@ -111,8 +112,9 @@ void attend_block(const AttentionCall& call, const Layout& layout, const Engine&
     engine.product(rows, tile.columns, layout.width, scratch.query, layout.width,
                    keys + offset * pairs * layout.element_bytes, kBlockKeys, scratch.scores,
                    kBlockKeys, false);
+    // A bias is added to the products themselves, over the scale: not where that is next to 0.
     const bool adjusted =
-        call.softcap != 0.0f ||
+        call.softcap != 0.0f || std::abs(call.scale) < 1e-20f ||
         mask_cuts(call, block, tile.start, std::min(tile.columns, call.keys - tile.start));
     if (adjusted) kernel.adjust(call, block, tile);
     find_anchors(call, block, tile, anchors);
@@ -120,10 +122,11 @@ void attend_block(const AttentionCall& call, const Layout& layout, const Engine&
     for (int64_t part = 0; part < (anchored ? call.parts : 1); ++part) {
       const int64_t from = part == 0 ? 0 : anchors.begin;
       const int64_t until = part == 0 ? tile.columns : anchors.end;
-      const float* added = !anchored || (call.parts == 1 && !call.bias) ? nullptr
-                           : part == 0                                  ? anchors.first
-                                                                        : anchors.second;
-      kernel.weights(call, block, tile, adjusted, from, until, added, call.parts == 1,
+      const float* factors = anchored && call.parts == 1 && call.bias ? anchors.first : nullptr;
+      const float* hidden = !anchored || call.parts == 1 ? nullptr
+                            : part == 0                  ? anchors.first
+                                                         : anchors.second;
+      kernel.weights(call, block, tile, adjusted, from, until, factors, hidden,
                      scratch.stats[part], scratch.weights, scratch.values[part]);
       engine.product(rows, layout.value_width, until - from,
                      scratch.weights + from * layout.element_bytes, kBlockKeys,

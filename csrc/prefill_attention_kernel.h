@@ -224,17 +224,19 @@ static void prefill_adjust(const AttentionCall& call, const RowBlock& block,
 // The rows' running maximum (of logits times log2 e) and sum.
 constexpr int64_t kPrefillStats = 2;
 
-template <class C, bool kAdded>
-RADAR_INLINE void row_softmax(float* scores, const float* added, float factor, float multiplier,
-                              int64_t begin, int64_t end, float* stats, float* shrink,
-                              typename C::Storage* weights) {
+// The weights of one row on the columns begin..end; returns the factor by which what the row has
+// gathered before shrinks. `hidden` is -inf for keys left out, else 0.
+template <class C, bool kHidden>
+RADAR_INLINE float row_softmax(const float* scores, const float* hidden, float factor,
+                               int64_t begin, int64_t end, float* stats,
+                               typename C::Storage* weights) {
   // Two running maxima, so that one does not wait for the other.
   Vector top = broadcast(-kInfinity), other = top;
   for (int64_t i = begin; i < end; i += kPair) {
     Vector a = load(scores + i) * factor, b = load(scores + i + W) * factor;
-    if (kAdded) {
-      a += load(added + i) * multiplier;
-      b += load(added + i + W) * multiplier;
+    if (kHidden) {
+      a += load(hidden + i);
+      b += load(hidden + i + W);
     }
     top = maximum(a, top);
     other = maximum(b, other);
@@ -246,28 +248,57 @@ RADAR_INLINE void row_softmax(float* scores, const float* added, float factor, f
   Vector sum = {}, second = {};
   for (int64_t i = begin; i < end; i += kPair) {
     Vector a = load(scores + i) * factor - point, b = load(scores + i + W) * factor - point;
-    if (kAdded) {
-      a += load(added + i) * multiplier;
-      b += load(added + i + W) * multiplier;
+    if (kHidden) {
+      a += load(hidden + i);
+      b += load(hidden + i + W);
     }
     const Pair e = {exp2_nonpositive<C>(a), exp2_nonpositive<C>(b)};
     sum += e.a;
     second += e.b;
     C::store_weights(weights + i, e);
   }
-  *shrink = before == after ? 1.0f : exp2_scalar(before - point);
+  const float shrink = before == after ? 1.0f : exp2_scalar(before - point);
   stats[0] = after;
-  stats[1] = stats[1] * *shrink + sum_across(sum + second);
+  stats[1] = stats[1] * shrink + sum_across(sum + second);
+  return shrink;
+}
+
+// The pairs of a tile's columns that hold an anchored key.
+struct AnchoredPairs {
+  int32_t at[kBlockKeys / kPair];
+  int64_t count = 0;
+};
+
+static inline void find_pairs(const float* factors, int64_t begin, int64_t end,
+                              AnchoredPairs* pairs) {
+  for (int64_t i = begin; i < end; i += kPair) {
+    bool any = false;
+    for (int64_t j = 0; j < kPair; ++j) any |= factors[i + j] != 0.0f;
+    if (any) pairs->at[pairs->count++] = (int32_t)i;
+  }
+}
+
+// Anchors are few and come in runs: their bias is added to the scores themselves, so that the
+// softmax need not look for it.
+RADAR_INLINE void add_bias(float* scores, const float* factors, const AnchoredPairs& pairs,
+                           float bias) {
+  for (int64_t n = 0; n < pairs.count; ++n) {
+    const int64_t i = pairs.at[n];
+    store(scores + i, load(scores + i) + load(factors + i) * bias);
+    store(scores + i + W, load(scores + i + W) + load(factors + i + W) * bias);
+  }
 }
 
 template <class C>
 static void prefill_weights(const AttentionCall& call, const RowBlock& block,
                             const ScoreTile& tile, bool adjusted, int64_t begin, int64_t end,
-                            const float* added, bool factors, float* stats, void* to,
+                            const float* factors, const float* hidden, float* stats, void* to,
                             float* values) {
   using Storage = typename C::Storage;
-  const float factor = adjusted ? kLog2E : call.scale * kLog2E;
+  const float scale = adjusted ? 1.0f : call.scale;
   const int64_t width = padded(call.value_dim);
+  AnchoredPairs pairs;
+  if (factors) find_pairs(factors, begin, end, &pairs);
   for (int64_t r = 0; r < block.rows(); ++r) {
     const int64_t head = block.head + r / block.tokens, token = block.token + r % block.tokens;
     Storage* weights = (Storage*)to + r * kBlockKeys;
@@ -280,21 +311,20 @@ static void prefill_weights(const AttentionCall& call, const RowBlock& block,
       __builtin_memset(weights + begin, 0, (uint64_t)(end - begin) * sizeof(Storage));
       continue;
     }
+    if (pairs.count) {
+      const float bias = call.bias[block.batch * call.bias_stride + head];
+      add_bias(scores, factors, pairs, bias / scale);
+    }
     const int64_t from = first / kPair * kPair, until = padded(last);
     for (int64_t i = from; i < first; ++i) scores[i] = -kInfinity;
     for (int64_t i = last; i < until; ++i) scores[i] = -kInfinity;
     __builtin_memset(weights + begin, 0, (uint64_t)(from - begin) * sizeof(Storage));
     __builtin_memset(weights + until, 0, (uint64_t)(end - until) * sizeof(Storage));
-    float shrink;
-    if (added) {
-      const float multiplier =
-          factors ? call.bias[block.batch * call.bias_stride + head] * kLog2E : 1.0f;
-      row_softmax<C, true>(scores, added, factor, multiplier, from, until,
-                           stats + r * kPrefillStats, &shrink, weights);
-    } else {
-      row_softmax<C, false>(scores, nullptr, factor, 0.0f, from, until, stats + r * kPrefillStats,
-                            &shrink, weights);
-    }
+    const float shrink =
+        hidden ? row_softmax<C, true>(scores, hidden, scale * kLog2E, from, until,
+                                     stats + r * kPrefillStats, weights)
+              : row_softmax<C, false>(scores, nullptr, scale * kLog2E, from, until,
+                                      stats + r * kPrefillStats, weights);
     if (shrink != 1.0f) {
       float* row = values + r * width;
       for (int64_t d = 0; d < width; d += W) store(row + d, load(row + d) * shrink);

@@ -133,7 +133,7 @@ void measure_block(const AttentionCall& call, const Layout& layout, const Engine
         call.softcap != 0.0f ||
         mask_cuts(call, block, at, std::min(tile.columns, call.keys - at));
     if (adjusted) single.adjust(call, block, tile);
-    single.weights(call, block, tile, adjusted, 0, tile.columns, nullptr, false, scratch.stats,
+    single.weights(call, block, tile, adjusted, 0, tile.columns, nullptr, nullptr, scratch.stats,
                    scratch.weights + tiles * rows * kBlockKeys, nullptr);
     for (int64_t r = 0; r < rows; ++r) scratch.factors[tiles * rows + r] = scratch.stats[2 * r];
     at += tile.columns;

@@ -103,6 +103,8 @@ FEATURES = {
     "exactly": {"target_mass": torch.linspace(0.01, 0.99, 6), "target_mode": "exact"},
     "at least per row": {"target_mass": torch.linspace(0.01, 0.99, 12).view(2, 6)},
     "scale": {"bias": 1.0, "scale": 0.7},
+    "no scale": {"bias": 1.0, "scale": 0.0},
+    "negative scale": {"bias": 1.0, "scale": -1e-3},
     "softcap": {"bias": 1.0, "softcap": 2.0, "scale": 1.0},
     "sinks": {"bias": 1.0, "sinks": torch.linspace(-2, 4, 6)},
     "target with sinks": {"target_mass": 0.4, "sinks": torch.linspace(-2, 9, 6)},

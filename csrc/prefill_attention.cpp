@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cmath>
 #include <cstring>
 #include <limits>
 
@@ -112,9 +111,10 @@ void attend_block(const AttentionCall& call, const Layout& layout, const Engine&
     engine.product(rows, tile.columns, layout.width, scratch.query, layout.width,
                    keys + offset * pairs * layout.element_bytes, kBlockKeys, scratch.scores,
                    kBlockKeys, false);
-    // A bias is added to the products themselves, over the scale: not where that is next to 0.
+    // What is added to the products themselves is divided by the scale, and -inf hides: the scale
+    // must be positive, and more than next to 0.
     const bool adjusted =
-        call.softcap != 0.0f || std::abs(call.scale) < 1e-20f ||
+        call.softcap != 0.0f || call.scale < 1e-20f ||
         mask_cuts(call, block, tile.start, std::min(tile.columns, call.keys - tile.start));
     if (adjusted) kernel.adjust(call, block, tile);
     find_anchors(call, block, tile, anchors);

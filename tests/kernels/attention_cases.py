@@ -15,7 +15,7 @@ class AttentionCase(NamedTuple):
         key: ``[B, Hkv, k, D]``.
         value: ``[B, Hkv, k, Dv]``.
         anchors: bool ``[B, k]``.
-        options: mask, key_lengths, causal, window, softcap and sinks, each now and then.
+        options: mask, key_lengths, causal, window, softcap, scale and sinks, each now and then.
     """
 
     query: Tensor
@@ -59,6 +59,8 @@ def attention_cases(draw: Any, dtypes: tuple[torch.dtype, ...], work: int = 4000
         options["mask"] = torch.rand([*shape, keys], generator=generator) < 0.7
     if draw(st.booleans()):
         options["softcap"] = draw(st.sampled_from([1.0, 30.0]))
+    if draw(st.booleans()):
+        options["scale"] = draw(st.sampled_from([0.5, 0.0, -0.2]))
     if draw(st.booleans()):
         options["sinks"] = torch.randn(heads, generator=generator) * 3
     return AttentionCase(

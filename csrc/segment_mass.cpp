@@ -130,7 +130,7 @@ void measure_block(const AttentionCall& call, const Layout& layout, const Engine
                    keys + at % kBlockKeys * pairs * layout.element_bytes, kBlockKeys,
                    scratch.scores, kBlockKeys, false);
     const bool adjusted =
-        call.softcap != 0.0f || call.scale < 0.0f ||
+        call.softcap != 0.0f || call.scale <= 0.0f ||
         mask_cuts(call, block, at, std::min(tile.columns, call.keys - at));
     if (adjusted) single.adjust(call, block, tile);
     single.weights(call, block, tile, adjusted, 0, tile.columns, nullptr, nullptr, scratch.stats,

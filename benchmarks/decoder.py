@@ -22,7 +22,7 @@ from benchmarks.timing import TokenClock
 BOTH = ("fp32", "bf16")
 CHECKED_STEPS = 3
 TIMED_TOKENS = 16
-MOST_ROUNDS = 4
+MOST_ROUNDS = 3
 PROVIDERS = ("unsteered", "radar-unsteered", "radar-bias", "transformers-cfg", "radar-spa")
 
 BARS = (

@@ -29,11 +29,7 @@ struct KeyRange {
 };
 
 KeyRange key_range(const AttentionCall& call, int64_t batch) {
-  const int64_t length =
-      call.key_lengths ? call.key_lengths[batch * call.key_lengths_stride] : call.keys;
-  const int64_t first =
-      call.causal && call.window ? length - call.queries - call.window + 1 : 0;
-  return {std::clamp<int64_t>(first, 0, length), length};
+  return {call.first_key(batch, 0), call.length(batch)};
 }
 
 // One thread takes a kv head after the other and folds its chunks in order.

@@ -38,6 +38,25 @@ def run_interpreted(file: str) -> None:
     assert " passed" in done.stdout and "skipped" not in done.stdout
 
 
+def explains_itself_without_triton(folder: str) -> None:
+    """Imports a Triton backend in a process that has no Triton.
+
+    Args:
+        folder: of the operator.
+
+    Raises:
+        AssertionError: it does not import, or does not say what to install.
+    """
+    program = (
+        "import sys; sys.modules['triton'] = None\n"
+        f"from radar_kernels.{folder} import triton\n"
+        "print(triton.absent())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert 'pip install "radar-kernels[triton]"' in done.stdout
+
+
 @contextmanager
 def quick_device_functions() -> Iterator[None]:
     """Spares the interpreter from patching all of Triton's language in each device function.

@@ -3,26 +3,14 @@
 In an ordinary run one test runs those of the interpreter in a process of their own.
 """
 
-import os
-import subprocess
-import sys
-
 import pytest
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+from tests.kernels.interpreted import INTERPRETED, run_interpreted
 
 if not INTERPRETED:
 
     def test_kernel_in_the_interpreter() -> None:
-        done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", __file__],
-            env={**os.environ, "TRITON_INTERPRET": "1"},
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert "[100%]" in done.stdout and "skipped" not in done.stdout
+        run_interpreted(__file__)
 
 else:
     from hypothesis import given, settings

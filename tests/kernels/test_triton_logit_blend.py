@@ -6,9 +6,6 @@ runs them directly.
 """
 
 import math
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,33 +16,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from radar_kernels.logit_blend.arguments import SampleArguments
-
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+from tests.kernels.interpreted import INTERPRETED, explains_itself_without_triton, run_interpreted
 
 if not INTERPRETED:
     from radar_kernels.logit_blend import triton as backend
 
     def test_kernels_in_the_interpreter() -> None:
-        environment = {**os.environ, "TRITON_INTERPRET": "1"}
-        done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", __file__],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert " passed" in done.stdout and "skipped" not in done.stdout
+        run_interpreted(__file__)
 
     def test_imports_and_explains_itself_without_triton() -> None:
-        program = (
-            "import sys; sys.modules['triton'] = None\n"
-            "from radar_kernels.logit_blend import triton\n"
-            "print(triton.absent())"
-        )
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        assert 'pip install "radar-kernels[triton]"' in done.stdout
+        explains_itself_without_triton("logit_blend")
 
     def call(dtype: torch.dtype, tokens: int, rows: int, limits: str, blended: bool) -> Any:
         """A call without memory."""

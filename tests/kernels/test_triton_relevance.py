@@ -6,41 +6,20 @@ directly.
 """
 
 import math
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
 
 from radar_kernels.relevance import triton as backend
-
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+from tests.kernels.interpreted import INTERPRETED, explains_itself_without_triton, run_interpreted
 
 if not INTERPRETED:
 
     def test_kernels_in_the_interpreter() -> None:
-        environment = {**os.environ, "TRITON_INTERPRET": "1"}
-        done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", __file__],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert " passed" in done.stdout or "[100%]" in done.stdout
-        assert "skipped" not in done.stdout
+        run_interpreted(__file__)
 
     def test_imports_and_explains_itself_without_triton() -> None:
-        program = (
-            "import sys; sys.modules['triton'] = None\n"
-            "from radar_kernels.relevance import triton\n"
-            "print(triton.absent())"
-        )
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        assert 'pip install "radar-kernels[triton]"' in done.stdout
+        explains_itself_without_triton("relevance")
 
 else:
     from hypothesis import given, settings

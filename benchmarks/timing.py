@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 import time
 from collections.abc import Callable, Hashable, Mapping
 from itertools import pairwise
@@ -88,7 +89,8 @@ def interleave(
 ) -> dict[Key, dict[str, list[float]]]:
     """Run every measurement once a round and pool each one's samples.
 
-    The order rotates by one place a round, so that nobody always runs after the same neighbour.
+    Every round has its own order, drawn from a fixed seed, so that nobody always runs after the
+    same neighbour, whose memory traffic it would pay for.
 
     Args:
         measurements: key to a callable that runs once and returns phase -> durations in seconds.
@@ -100,14 +102,14 @@ def interleave(
         key -> phase -> all durations in seconds.
     """
     keys = list(measurements)
+    order = random.Random(0)
     samples: dict[Key, dict[str, list[float]]] = {key: {} for key in keys}
     # What lives already is put out of the collector's sight: collecting then costs next to nothing.
     gc.collect()
     gc.freeze()
     try:
         for turn in range(-warm_up, rounds):
-            shift = turn % len(keys) if keys else 0
-            for key in keys[shift:] + keys[:shift]:
+            for key in order.sample(keys, len(keys)):
                 gc.collect()
                 for phase, seconds in measurements[key]().items():
                     if turn >= 0:

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <new>
+#include <optional>
 
 #include "dispatch.h"
 
@@ -26,6 +27,10 @@ struct KeyRange {
     return std::max(kSmallestChunk, (even + kTileKeys - 1) / kTileKeys * kTileKeys);
   }
   int64_t chunks() const { return end > begin ? (end - begin + chunk() - 1) / chunk() : 0; }
+  KeyChunk part(int64_t batch, int64_t kv_head, int64_t index) const {
+    const int64_t from = begin + index * chunk();
+    return {batch, kv_head, from, std::min(from + chunk(), end)};
+  }
 };
 
 KeyRange key_range(const AttentionCall& call, int64_t batch) {
@@ -44,12 +49,11 @@ void run_heads(const AttentionCall& call, const DecodeKernels& kernel, std::atom
   for (int64_t unit = next++; unit < units; unit = next++) {
     const int64_t batch = unit / call.kv_heads, head = unit % call.kv_heads;
     const KeyRange range = key_range(call, batch);
-    const int64_t step = range.chunk();
-    kernel.chunk(call, batch, head, range.begin, std::min(range.begin + step, range.end), first,
-                 scratch);
-    for (int64_t at = range.begin + step; at < range.end; at += step) {
-      kernel.chunk(call, batch, head, at, std::min(at + step, range.end), other, scratch);
-      kernel.fold(call, first, other);
+    const int64_t chunks = std::max<int64_t>(range.chunks(), 1);
+    for (int64_t i = 0; i < chunks; ++i) {
+      const KeyChunk chunk = range.part(batch, head, i), after = range.part(batch, head, i + 1);
+      kernel.chunk(call, chunk, i + 1 < chunks ? &after : nullptr, i ? other : first, scratch);
+      if (i) kernel.fold(call, first, other);
     }
     kernel.finish(call, batch, head, first);
   }
@@ -64,24 +68,41 @@ struct SharedChunks {
   std::atomic<int64_t>* missing = nullptr;
 };
 
-void run_chunks(const AttentionCall& call, const DecodeKernels& kernel, SharedChunks& shared) {
-  const int64_t partial = kernel.partial_floats(call);
-  void* scratch = thread_memory(1, kernel.scratch_bytes(call));
+// A chunk that a thread has taken: the index-th of a unit.
+struct Claim {
+  int64_t unit, index, chunks;
+  KeyChunk keys;
+};
+
+std::optional<Claim> claim(const AttentionCall& call, SharedChunks& shared) {
   const int64_t items = call.batch * call.kv_heads * shared.most;
   for (int64_t item = shared.next++; item < items; item = shared.next++) {
     const int64_t unit = item / shared.most, index = item % shared.most;
     const int64_t batch = unit / call.kv_heads, head = unit % call.kv_heads;
     const KeyRange range = key_range(call, batch);
     const int64_t chunks = std::max<int64_t>(range.chunks(), 1);
-    if (index >= chunks) continue;
-    const int64_t begin = range.begin + index * range.chunk();
-    float* partials = shared.partials + unit * shared.most * partial;
-    kernel.chunk(call, batch, head, begin, std::min(begin + range.chunk(), range.end),
-                 partials + index * partial, scratch);
-    if (shared.missing[unit].fetch_sub(1, std::memory_order_acq_rel) == 1) {
-      for (int64_t i = 1; i < chunks; ++i) kernel.fold(call, partials, partials + i * partial);
-      kernel.finish(call, batch, head, partials);
+    if (index < chunks) return Claim{unit, index, chunks, range.part(batch, head, index)};
+  }
+  return std::nullopt;
+}
+
+void run_chunks(const AttentionCall& call, const DecodeKernels& kernel, SharedChunks& shared) {
+  const int64_t partial = kernel.partial_floats(call);
+  void* scratch = thread_memory(1, kernel.scratch_bytes(call));
+  // One chunk is claimed ahead, to prefetch it.
+  std::optional<Claim> current = claim(call, shared);
+  while (current) {
+    const std::optional<Claim> next = claim(call, shared);
+    float* partials = shared.partials + current->unit * shared.most * partial;
+    kernel.chunk(call, current->keys, next ? &next->keys : nullptr,
+                 partials + current->index * partial, scratch);
+    if (shared.missing[current->unit].fetch_sub(1, std::memory_order_acq_rel) == 1) {
+      for (int64_t i = 1; i < current->chunks; ++i) {
+        kernel.fold(call, partials, partials + i * partial);
+      }
+      kernel.finish(call, current->keys.batch, current->keys.kv_head, partials);
     }
+    current = next;
   }
 }
 

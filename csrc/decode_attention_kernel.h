@@ -152,7 +152,8 @@ static inline bool tile_factors(const AttentionCall& call, int64_t batch, int64_
 
 template <class T>
 static inline void tile_logits(const AttentionCall& call, const Workspace& workspace,
-                               const typename T::Storage* keys, int64_t count, int64_t ahead) {
+                               const typename T::Storage* keys, int64_t count,
+                               const typename T::Storage* next) {
   const int64_t stride = padded(call.key_dim);
   const int64_t step = call.key_stride[2];
   int64_t r = 0;
@@ -160,7 +161,7 @@ static inline void tile_logits(const AttentionCall& call, const Workspace& works
     const int64_t left = call.rows - r;
     const float* query = workspace.query + r * stride;
     float* to = workspace.logits + r * kTileKeys;
-    const int64_t prefetch = r == 0 ? ahead : 0;
+    const typename T::Storage* prefetch = r == 0 ? next : nullptr;
     if (left >= 4) {
       dot_rows<T, 4>(query, stride, keys, step, count, call.key_dim, prefetch, to, kTileKeys);
       r += 4;
@@ -235,12 +236,13 @@ RADAR_INLINE float row_weights(const float* logits, const uint8_t* valid, const 
 
 // to[r] = to[r] * correction[r] + sum over keys of weights[r][key] * values[key], for R rows and
 // B pairs of the value dimension (`part` elements of one pair if part is not 0). `list` null: the
-// first `count` keys in order.
+// first `count` keys in order. Meanwhile lines of the tile at `next` are prefetched, from kPlaces
+// places in turn.
 template <class T, int R, int B>
 RADAR_INLINE void values_block(const float* weights, const typename T::Storage* values,
                                int64_t stride, const int32_t* list, int64_t count, int64_t part,
-                               int64_t ahead, const float* correction, float* to,
-                               int64_t to_stride) {
+                               const typename T::Storage* next, const float* correction,
+                               float* to, int64_t to_stride) {
   Pair sums[R][B];
 #pragma GCC unroll 4
   for (int r = 0; r < R; ++r) {
@@ -253,10 +255,11 @@ RADAR_INLINE void values_block(const float* weights, const typename T::Storage* 
   for (int64_t n = 0; n < count; ++n) {
     const int64_t key = list ? list[n] : n;
     const typename T::Storage* line = values + key * stride;
-    if (ahead) {
-      const char* next = (const char*)line + ahead;
+    if (next) {
+      const int64_t other = n % kPlaces * (kTileKeys / kPlaces) + n / kPlaces;
+      const char* soon = (const char*)(next + other * stride);
       for (int64_t byte = 0; byte < B * kPair * (int64_t)sizeof(*line); byte += 64) {
-        __builtin_prefetch(next + byte, 0, 2);
+        __builtin_prefetch(soon + byte, 0, 2);
       }
     }
 #pragma GCC unroll 4
@@ -283,27 +286,28 @@ RADAR_INLINE void values_block(const float* weights, const typename T::Storage* 
 template <class T, int R>
 static inline void add_values(const float* weights, const typename T::Storage* values,
                               int64_t stride, const int32_t* list, int64_t count, int64_t dim,
-                              int64_t ahead, const float* correction, float* to,
+                              const typename T::Storage* next, const float* correction, float* to,
                               int64_t to_stride) {
   // As many sums as the registers hold.
   constexpr int kRegisters = W == 16 ? 8 : 4;
   constexpr int kWide = kRegisters / (R == 3 ? 4 : R) > 4 ? 4 : kRegisters / (R == 3 ? 4 : R);
   int64_t d = 0;
+  const auto soon = [&] { return next ? next + d : nullptr; };
   for (; d + kWide * kPair <= dim; d += kWide * kPair) {
-    values_block<T, R, kWide>(weights, values + d, stride, list, count, 0, ahead, correction,
+    values_block<T, R, kWide>(weights, values + d, stride, list, count, 0, soon(), correction,
                               to + d, to_stride);
   }
   if (kWide > 2 && d + 2 * kPair <= dim) {
-    values_block<T, R, 2>(weights, values + d, stride, list, count, 0, ahead, correction, to + d,
+    values_block<T, R, 2>(weights, values + d, stride, list, count, 0, soon(), correction, to + d,
                           to_stride);
     d += 2 * kPair;
   }
   for (; d + kPair <= dim; d += kPair) {
-    values_block<T, R, 1>(weights, values + d, stride, list, count, 0, ahead, correction, to + d,
+    values_block<T, R, 1>(weights, values + d, stride, list, count, 0, soon(), correction, to + d,
                           to_stride);
   }
   if (d < dim) {
-    values_block<T, R, 1>(weights, values + d, stride, list, count, dim - d, ahead, correction,
+    values_block<T, R, 1>(weights, values + d, stride, list, count, dim - d, soon(), correction,
                           to + d, to_stride);
   }
 }
@@ -323,8 +327,8 @@ static inline int64_t list_keys(const uint8_t* valid, int32_t* list) {
 template <class T>
 static inline void accumulate(const AttentionCall& call, Workspace& workspace, int64_t batch,
                               int64_t kv_head, const typename T::Storage* values, int64_t count,
-                              int64_t ahead, int64_t part, Valid kind, const uint8_t* valid,
-                              const float* factors, float* partial) {
+                              const typename T::Storage* next, int64_t part, Valid kind,
+                              const uint8_t* valid, const float* factors, float* partial) {
   const int64_t group = call.heads / call.kv_heads;
   const bool track_unbiased = factors && call.parts == 2;
   for (int64_t r = 0; r < call.rows; ++r) {
@@ -343,7 +347,7 @@ static inline void accumulate(const AttentionCall& call, Workspace& workspace, i
     for (int64_t r = 0; r < call.rows; ++r) {
       const int64_t listed = list_keys(valid + r * kTileKeys, workspace.list);
       add_values<T, 1>(workspace.weights + r * kTileKeys, values, stride, workspace.list, listed,
-                       call.value_dim, 0, workspace.correction + r,
+                       call.value_dim, nullptr, workspace.correction + r,
                        row_values(call, partial, part, r), to_stride);
     }
     return;
@@ -359,7 +363,7 @@ static inline void accumulate(const AttentionCall& call, Workspace& workspace, i
     const float* weights = workspace.weights + r * kTileKeys;
     const float* correction = workspace.correction + r;
     float* to = row_values(call, partial, part, r);
-    const int64_t prefetch = r == 0 ? ahead : 0;
+    const typename T::Storage* prefetch = r == 0 ? next : nullptr;
     if (left >= 4) {
       add_values<T, 4>(weights, values, stride, list, count, call.value_dim, prefetch, correction,
                        to, to_stride);
@@ -399,17 +403,26 @@ static inline void accumulate_parts(const AttentionCall& call, Workspace& worksp
     if (part_kind == Valid::kNone) continue;
     // Flags leave the bias to the end; factors differ between keys, so it is added here.
     const float* factors = part == 1 && call.anchor_factors && call.bias ? workspace.factors : nullptr;
-    accumulate<T>(call, workspace, batch, kv_head, values, count, 0, part, part_kind,
+    accumulate<T>(call, workspace, batch, kv_head, values, count, nullptr, part, part_kind,
                   workspace.part_valid, factors, partial);
   }
 }
 
+// A chunk's first key or value.
 template <class T>
-static void decode_chunk(const AttentionCall& call, int64_t batch, int64_t kv_head, int64_t begin,
-                         int64_t end, float* partial, void* scratch) {
+RADAR_INLINE const typename T::Storage* first_line(const void* memory, const int64_t* stride,
+                                                   const KeyChunk& chunk) {
+  return (const typename T::Storage*)memory + chunk.batch * stride[0] + chunk.kv_head * stride[1] +
+         chunk.begin * stride[2];
+}
+
+template <class T>
+static void decode_chunk(const AttentionCall& call, const KeyChunk& chunk, const KeyChunk* next,
+                         float* partial, void* scratch) {
   using Storage = typename T::Storage;
   Workspace workspace;
   place_workspace(call, (char*)scratch, &workspace);
+  const int64_t batch = chunk.batch, kv_head = chunk.kv_head;
   const int64_t group = call.heads / call.kv_heads;
   for (int64_t r = 0; r < call.rows; ++r) {
     pack_row<T>(workspace.query + r * padded(call.key_dim),
@@ -427,27 +440,28 @@ static void decode_chunk(const AttentionCall& call, int64_t batch, int64_t kv_he
                        (uint64_t)padded(call.value_dim) * sizeof(float));
     }
   }
-  const Storage* keys = (const Storage*)call.key + batch * call.key_stride[0] +
-                        kv_head * call.key_stride[1];
-  const Storage* values = (const Storage*)call.value + batch * call.value_stride[0] +
-                          kv_head * call.value_stride[1];
-  for (int64_t start = begin; start < end; start += kTileKeys) {
-    const int64_t count = end - start < kTileKeys ? end - start : kTileKeys;
+  const Storage* keys = first_line<T>(call.key, call.key_stride, chunk);
+  const Storage* values = first_line<T>(call.value, call.value_stride, chunk);
+  for (int64_t start = chunk.begin; start < chunk.end; start += kTileKeys) {
+    const int64_t count = chunk.end - start < kTileKeys ? chunk.end - start : kTileKeys;
+    const Storage* tile_keys = keys;
+    const Storage* tile_values = values;
+    keys += kTileKeys * call.key_stride[2];
+    values += kTileKeys * call.value_stride[2];
+    if (start + kTileKeys >= chunk.end) {
+      keys = next ? first_line<T>(call.key, call.key_stride, *next) : nullptr;
+      values = next ? first_line<T>(call.value, call.value_stride, *next) : nullptr;
+    }
     const Valid kind = tile_validity(call, batch, kv_head, start, count, workspace.valid);
     if (kind == Valid::kNone) continue;
     const bool anchored = tile_factors(call, batch, start, count, workspace.factors);
-    const bool more = start + kTileKeys < end;
-    const int64_t tile_bytes = kTileKeys * (int64_t)sizeof(Storage);
-    tile_logits<T>(call, workspace, keys + start * call.key_stride[2], count,
-                   more ? tile_bytes * call.key_stride[2] : 0);
-    const Storage* tile_values = values + start * call.value_stride[2];
+    tile_logits<T>(call, workspace, tile_keys, count, keys);
     if (call.parts == 2 && anchored) {
       accumulate_parts<T>(call, workspace, batch, kv_head, tile_values, count, kind, partial);
     } else {
       const float* factors = anchored && call.bias ? workspace.factors : nullptr;
-      accumulate<T>(call, workspace, batch, kv_head, tile_values, count,
-                    more ? tile_bytes * call.value_stride[2] : 0, 0, kind, workspace.valid,
-                    factors, partial);
+      accumulate<T>(call, workspace, batch, kv_head, tile_values, count, values, 0, kind,
+                    workspace.valid, factors, partial);
     }
   }
 }

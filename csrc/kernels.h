@@ -72,11 +72,17 @@ struct AttentionCall {
 // (running maximum, sum, and the same two for anchored keys before their bias), then the values.
 constexpr int64_t kStats = 4;
 
+// Keys of one row and kv head.
+struct KeyChunk {
+  int64_t batch, kv_head, begin, end;
+};
+
 struct DecodeKernels {
   int64_t (*scratch_bytes)(const AttentionCall&);
   int64_t (*partial_floats)(const AttentionCall&);
-  void (*chunk)(const AttentionCall&, int64_t batch, int64_t kv_head, int64_t begin, int64_t end,
-                float* partial, void* scratch);
+  // `next` is what the thread will read after this chunk, or null: it is prefetched.
+  void (*chunk)(const AttentionCall&, const KeyChunk& chunk, const KeyChunk* next, float* partial,
+                void* scratch);
   void (*fold)(const AttentionCall&, float* into, const float* partial);
   void (*finish)(const AttentionCall&, int64_t batch, int64_t kv_head, const float* partial);
 };
@@ -138,7 +144,8 @@ struct LinearCall {
 struct LinearKernels {
   int64_t (*packed_bytes)(const LinearCall&);
   void (*pack)(const LinearCall&, void* packed);
-  void (*range)(const LinearCall&, const void* packed, int64_t begin, int64_t end);
+  // The weights of the outputs from `next` on are prefetched (-1: none).
+  void (*range)(const LinearCall&, const void* packed, int64_t begin, int64_t end, int64_t next);
 };
 
 // One row of logits, blended with those of the masked prompt where `masked` is set:

@@ -29,7 +29,7 @@ void run(const LinearCall& call, const LinearKernels& kernel, int64_t element_by
   const int64_t bytes = call.in_features * call.out_features * element_bytes;
   const int64_t threads = at::get_num_threads();
   if (bytes < kSingleThreadBytes || threads == 1 || at::in_parallel_region()) {
-    kernel.range(call, packed, 0, call.out_features);
+    kernel.range(call, packed, 0, call.out_features, -1);
     return;
   }
   const int64_t rounds = (bytes / threads + kPieceBytes - 1) / kPieceBytes;
@@ -37,8 +37,13 @@ void run(const LinearCall& call, const LinearKernels& kernel, int64_t element_by
   const int64_t piece = (even + kPieceRows - 1) / kPieceRows * kPieceRows;
   std::atomic<int64_t> next{0};
   at::parallel_for(0, threads, 1, [&](int64_t, int64_t) {
-    for (int64_t at = next.fetch_add(piece); at < call.out_features; at = next.fetch_add(piece)) {
-      kernel.range(call, packed, at, std::min(at + piece, call.out_features));
+    // Each thread claims one piece ahead, to prefetch it.
+    int64_t at = next.fetch_add(piece);
+    while (at < call.out_features) {
+      const int64_t soon = next.fetch_add(piece);
+      kernel.range(call, packed, at, std::min(at + piece, call.out_features),
+                   soon < call.out_features ? soon : -1);
+      at = soon;
     }
   });
 }

@@ -147,18 +147,19 @@ static inline void amx_products(Lines lines, int64_t whole, Lines rest, bool wit
 }
 
 // Sums of squares of 16 lines; asks memory for what comes later.
-static inline void amx_squares(const uint16_t* const* lines, int64_t size, float* squares) {
+static inline void amx_squares(const uint16_t* const* lines, int64_t size, const Ahead& ahead,
+                               float* squares) {
   constexpr int kLines = 8;
   Vector sums[kTileRows] = {};
   for (int64_t first = 0; first < kTileRows; first += kLines) {
-    const char* next = (const char*)lines[first] + kAheadBytes;
+    const Ahead next = past(ahead, first * size * 2);
     Vector a[kLines] = {}, b[kLines] = {};
     int64_t d = 0;
     for (; d + kPair <= size; d += kPair) {
 #pragma GCC unroll 8
       for (int k = 0; k < kLines; ++k) {
         const Pair y = BFloat16::load_pair(lines[first + k] + d);
-        prefetch_pair(next + (d * kLines + k * kPair) * 2, 64);
+        ask<BFloat16>(next, d / kPair * kLines + k);
         a[k] += y.a * y.a;
         b[k] += y.b * y.b;
       }
@@ -193,7 +194,8 @@ static void amx_tile(const RelevanceCall& call, const void* packed, int64_t begi
       for (int64_t i = 0; i < kTileRows; ++i) {
         pointers[i] = lines.at(half + i < held ? half + i : held - 1);
       }
-      amx_squares(pointers, call.size, squares + half);
+      amx_squares(pointers, call.size, tile_ahead<BFloat16>(call, begin, first + half),
+                  squares + half);
     }
     int64_t whole = call.size / kTileDepth;
     if (held < kPairedRows) {

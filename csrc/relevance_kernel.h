@@ -9,8 +9,6 @@ namespace RADAR_ISA_NAME {
 // caches.
 constexpr int64_t kGather = 16;
 constexpr int64_t kMostRows = 8;
-// How far ahead of the sentences of now memory is asked for those to come.
-constexpr int64_t kAheadBytes = 10 << 10;
 
 // R packed queries times K sentences in registers, and the K sums of squares with the first ones.
 template <int R>
@@ -20,9 +18,24 @@ struct RelevanceShape {
                                          : (W == 16 ? 8 : 4);
 };
 
-RADAR_INLINE void prefetch_pair(const char* at, int64_t bytes) {
+// Where the tile that comes next lies: it is asked for in pieces of a pair, from kPlaces places in
+// turn.
+struct Ahead {
+  const char* first;
+  int64_t apart;  // bytes from place to place
+};
+
+// Past the first `bytes` of a tile.
+RADAR_INLINE Ahead past(const Ahead& ahead, int64_t bytes) {
+  return {ahead.first + bytes / kPlaces, ahead.apart};
+}
+
+template <class T>
+RADAR_INLINE void ask(const Ahead& ahead, int64_t piece) {
+  constexpr int64_t kBytes = sizeof(typename T::Storage) * kPair;
+  const char* at = ahead.first + piece % kPlaces * ahead.apart + piece / kPlaces * kBytes;
   __builtin_prefetch(at, 0, 2);
-  if (bytes > 64) __builtin_prefetch(at + 64, 0, 2);
+  if (kBytes > 64) __builtin_prefetch(at + 64, 0, 2);
 }
 
 template <class T, int R, bool kSquares>
@@ -51,12 +64,8 @@ RADAR_INLINE void relevance_step(const float* rows, int64_t row_stride, const Pa
 template <class T, int R, bool kSquares>
 RADAR_INLINE void relevance_block(const float* rows, int64_t row_stride,
                                   const typename T::Storage* const* lines, int64_t size,
-                                  Vector* sums_out, Vector* squares_out) {
+                                  const Ahead& ahead, Vector* sums_out, Vector* squares_out) {
   constexpr int K = RelevanceShape<R>::kLines;
-  constexpr int64_t kElement = sizeof(typename T::Storage), kBytes = kElement * kPair;
-  // Memory is asked for in its own order, whatever the order of the products: one stream is read
-  // a third faster than K rows side by side.
-  const char* next = (const char*)lines[0] + kAheadBytes;
   Vector sums[K * R] = {}, squares[K] = {};
   Pair y[K];
   const int64_t whole = size / kPair * kPair;
@@ -64,7 +73,7 @@ RADAR_INLINE void relevance_block(const float* rows, int64_t row_stride,
 #pragma GCC unroll 8
     for (int k = 0; k < K; ++k) {
       y[k] = T::load_pair(lines[k] + d);
-      if (kSquares) prefetch_pair(next + (d * K + k * kPair) * kElement, kBytes);
+      if (kSquares) ask<T>(ahead, d / kPair * K + k);
     }
     relevance_step<T, R, kSquares>(rows + d, row_stride, y, sums, squares);
   }
@@ -89,11 +98,13 @@ RADAR_INLINE void fold_vectors(const Vector* vectors, int64_t count, float* sums
 template <class T, int R, bool kSquares>
 static inline void relevance_gather(const float* rows, int64_t row_stride,
                                     const typename T::Storage* const* lines, int64_t size,
-                                    int64_t width, float* scores, float* squares) {
+                                    const Ahead& ahead, int64_t width, float* scores,
+                                    float* squares) {
   constexpr int K = RelevanceShape<R>::kLines;
   Vector sums[kGather * R], square_sums[kGather];
   for (int64_t i = 0; i < kGather; i += K) {
-    relevance_block<T, R, kSquares>(rows, row_stride, lines + i, size, sums + i * R,
+    const Ahead next = past(ahead, i * size * (int64_t)sizeof(typename T::Storage));
+    relevance_block<T, R, kSquares>(rows, row_stride, lines + i, size, next, sums + i * R,
                                     square_sums + i);
   }
   float folded[kGather * R];
@@ -107,19 +118,20 @@ static inline void relevance_gather(const float* rows, int64_t row_stride,
 template <class T, bool kSquares>
 static inline void relevance_rows(int64_t rows, const float* packed, int64_t row_stride,
                                   const typename T::Storage* const* lines, int64_t size,
-                                  int64_t width, float* scores, float* squares) {
+                                  const Ahead& ahead, int64_t width, float* scores,
+                                  float* squares) {
   if (rows > 4) {
-    relevance_gather<T, 8, kSquares>(packed, row_stride, lines, size, width, scores,
-                                     squares);
+    relevance_gather<T, 8, kSquares>(packed, row_stride, lines, size, ahead, width,
+                                     scores, squares);
   } else if (rows > 2) {
-    relevance_gather<T, 4, kSquares>(packed, row_stride, lines, size, width, scores,
-                                     squares);
+    relevance_gather<T, 4, kSquares>(packed, row_stride, lines, size, ahead, width,
+                                     scores, squares);
   } else if (rows > 1) {
-    relevance_gather<T, 2, kSquares>(packed, row_stride, lines, size, width, scores,
-                                     squares);
+    relevance_gather<T, 2, kSquares>(packed, row_stride, lines, size, ahead, width,
+                                     scores, squares);
   } else {
-    relevance_gather<T, 1, kSquares>(packed, row_stride, lines, size, width, scores,
-                                     squares);
+    relevance_gather<T, 1, kSquares>(packed, row_stride, lines, size, ahead, width,
+                                     scores, squares);
   }
 }
 
@@ -177,6 +189,14 @@ static void relevance_pack(const RelevanceCall& call, void* packed, float* facto
 static int64_t relevance_scratch_bytes(const RelevanceCall&) { return 0; }
 
 template <class T>
+RADAR_INLINE Ahead tile_ahead(const RelevanceCall& call, int64_t begin, int64_t done) {
+  const int64_t row = call.row_stride * (int64_t)sizeof(typename T::Storage);
+  const Ahead tile = {(const char*)call.sentences + (begin + kRelevanceTile) * row,
+                      kRelevanceTile * row / kPlaces};
+  return past(tile, done * row);
+}
+
+template <class T>
 static void relevance_tile(const RelevanceCall& call, const void* packed_queries, int64_t begin,
                            int64_t count, const float* const* spatial,
                            const float* const* temporal, void*, float* scores) {
@@ -190,15 +210,16 @@ static void relevance_tile(const RelevanceCall& call, const void* packed_queries
       const int64_t line = begin + first + (i < lines ? i : lines - 1);
       pointers[i] = (const Storage*)call.sentences + line * call.row_stride;
     }
+    const Ahead ahead = tile_ahead<T>(call, begin, first);
     float squares[kGather];
     float* to = scores + first * width;
     for (int64_t q = 0; q < call.queries; q += kMostRows) {
       if (q == 0) {
-        relevance_rows<T, true>(call.queries, packed, stride, pointers, call.size, width,
-                                to, squares);
+        relevance_rows<T, true>(call.queries, packed, stride, pointers, call.size, ahead,
+                                width, to, squares);
       } else {
         relevance_rows<T, false>(call.queries - q, packed + q * stride, stride, pointers,
-                                 call.size, width, to + q, squares);
+                                 call.size, ahead, width, to + q, squares);
       }
     }
     for (int64_t i = 0; i < lines; ++i) {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import fields, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -145,7 +146,7 @@ def test_summary_is_median_and_percentiles_in_milliseconds() -> None:
         summarise([])
 
 
-def test_interleaving_runs_everyone_once_a_round_in_rotating_order() -> None:
+def test_interleaving_runs_everyone_once_a_round_after_changing_neighbours() -> None:
     order: list[str] = []
 
     def measure(name: str) -> Any:
@@ -156,11 +157,16 @@ def test_interleaving_runs_everyone_once_a_round_in_rotating_order() -> None:
         return once
 
     advanced: list[int] = []
-    samples = interleave({n: measure(n) for n in "abc"}, 3, lambda: advanced.append(1))
-    assert "".join(order) == "abcbcacab"
-    assert samples["a"] == {"step": [1.0, 6.0, 8.0], "prefill": [0.0] * 3}
-    assert len(advanced) == 9
-    assert interleave({"a": measure("a")}, 1, warm_up=2)["a"]["step"] == [12.0]
+    rounds = 30
+    samples = interleave({n: measure(n) for n in "abc"}, rounds, lambda: advanced.append(1))
+    turns = ["".join(order[i : i + 3]) for i in range(0, 3 * rounds, 3)]
+    assert all(sorted(turn) == list("abc") for turn in turns)
+    before_a = {one for turn in turns for one, then in pairwise(turn) if then == "a"}
+    assert before_a == {"b", "c"}
+    assert samples["a"]["step"] == [i + 1.0 for i, name in enumerate(order) if name == "a"]
+    assert samples["a"]["prefill"] == [0.0] * rounds
+    assert len(advanced) == 3 * rounds
+    assert interleave({"a": measure("a")}, 1, warm_up=2)["a"]["step"] == [3.0 * rounds + 3]
 
 
 def test_token_clock_separates_prefill_from_steps(monkeypatch: pytest.MonkeyPatch) -> None:

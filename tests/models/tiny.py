@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor
+from transformers.masking_utils import eager_mask
 
 SHAPE = dict(
     vocab_size=97,
@@ -19,10 +20,25 @@ SHAPE = dict(
 )
 FAMILIES: dict[str, dict[str, Any]] = {
     "Llama": SHAPE | {"head_dim": 16},
+    "Mistral": SHAPE | {"head_dim": 16, "sliding_window": 8},
     "Qwen2": SHAPE,
     "Qwen3": SHAPE | {"head_dim": 16},
-    "Mistral": SHAPE | {"head_dim": 16, "sliding_window": 8},
+    "Qwen3Moe": SHAPE
+    | {
+        "head_dim": 16,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "decoder_sparse_step": 1,
+    },
     "Gemma2": SHAPE | {"head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 16},
+    "Gemma3Text": SHAPE
+    | {
+        "head_dim": 16,
+        "sliding_window": 8,
+        "query_pre_attn_scalar": 16,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
     "Phi3": SHAPE | {"pad_token_id": 0},
     "GPT2": {
         "vocab_size": 97,
@@ -32,6 +48,48 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "n_positions": 256,
         "n_inner": 96,
     },
+    "OPT": {
+        "vocab_size": 97,
+        "hidden_size": 96,
+        "word_embed_proj_dim": 96,
+        "ffn_dim": 96,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 6,
+        "max_position_embeddings": 256,
+    },
+    "GPTNeoX": {key: SHAPE[key] for key in SHAPE if key != "num_key_value_heads"},
+    "GptOss": SHAPE
+    | {"head_dim": 16, "sliding_window": 8, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "Olmo2": SHAPE,
+    "Granite": SHAPE
+    | {
+        "logits_scaling": 4.0,
+        "attention_multiplier": 0.2,
+        "residual_multiplier": 0.5,
+        "embedding_multiplier": 2.0,
+    },
+    "Cohere": SHAPE | {"logit_scale": 0.25},
+    "SmolLM3": SHAPE | {"no_rope_layer_interval": 2, "pad_token_id": 0},
+    "Mixtral": SHAPE | {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8},
+    "Starcoder2": SHAPE | {"sliding_window": 8},
+}
+# Those whose scores go through more than SDPA can do.
+EAGER = ("Gemma2", "GptOss")
+# Decoders that cannot be hooked, and what the refusal says.
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "Falcon": (
+        {"vocab_size": 97, "hidden_size": 96, "num_hidden_layers": 2, "num_attention_heads": 6},
+        "AttentionInterface",
+    ),
+    "Bloom": (
+        {"vocab_size": 97, "hidden_size": 96, "n_layer": 2, "n_head": 6},
+        "AttentionInterface",
+    ),
+    "Mamba": ({"vocab_size": 97, "hidden_size": 96, "num_hidden_layers": 2}, "recurrent state"),
+    "T5": (
+        {"vocab_size": 97, "d_model": 32, "num_layers": 2, "num_heads": 2, "d_ff": 32},
+        "encoder-decoder",
+    ),
 }
 
 # Families with both full and windowed layers, by a name of their own where the family has another.
@@ -59,11 +117,15 @@ MIXED: dict[str, dict[str, Any]] = {
 
 def tiny_model(
     family: str,
-    implementation: str = "sdpa",
+    implementation: str | None = None,
     seed: int = 0,
     shape: dict[str, Any] | None = None,
 ) -> Any:
-    """Return a random float32 model in evaluation mode, with weights large enough to matter."""
+    """Return a random float32 model in evaluation mode, with weights large enough to matter.
+
+    Its attention is SDPA where that reproduces the family's, else eager.
+    """
+    implementation = implementation or ("eager" if family in EAGER else "sdpa")
     config = getattr(transformers, f"{family}Config")(
         **(shape or FAMILIES[family]), attn_implementation=implementation
     )
@@ -81,6 +143,13 @@ def tiny_model(
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = 0
     return model
+
+
+def refused_model(family: str) -> Any:
+    """Return a random model of a family that cannot be steered."""
+    config = getattr(transformers, f"{family}Config")(**REFUSED[family][0])
+    kind = "Seq2SeqLM" if config.is_encoder_decoder else "CausalLM"
+    return getattr(transformers, f"AutoModelFor{kind}").from_config(config).eval()
 
 
 def _vision_language_models() -> dict[str, Any]:
@@ -160,6 +229,56 @@ def extended(mask: Tensor, length: int, value: int | bool) -> Tensor:
     """Return a [B, P] mask continued to `length` columns with a constant."""
     tail = torch.full((mask.shape[0], length - mask.shape[1]), value, dtype=mask.dtype)
     return torch.cat([mask, tail], dim=1)
+
+
+@torch.no_grad()
+def targeted_logits(twin: Any, ids: Tensor, mask: Tensor, anchors: Tensor, target: float) -> Tensor:
+    """Return the last position's logits with the anchors' share raised to `target`.
+
+    Every layer and head forms its whole matrix of scores, in an uncached pass.
+
+    Args:
+        twin: the model with eager attention.
+    """
+    seen = extended(mask, ids.shape[1], 1)
+    positions = (seen.cumsum(1) - 1).clamp(min=0)
+    keys = extended(anchors, ids.shape[1], False)[:, None, None]
+
+    def attend(
+        module: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor,
+        scaling: float | None = None,
+        softcap: float | None = None,
+        s_aux: Tensor | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, None]:
+        group = query.shape[1] // key.shape[1]
+        key, value = (states.repeat_interleave(group, dim=1) for states in (key, value))
+        scores = query @ key.mT * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+        if softcap is not None:
+            scores = softcap * torch.tanh(scores / softcap)
+        scores = scores + attention_mask
+        if s_aux is not None:
+            sinks = s_aux.view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+            scores = torch.cat([scores, sinks], dim=-1)
+        anchored = torch.nn.functional.pad(keys, (0, scores.shape[-1] - keys.shape[-1]))
+        share = (scores.softmax(-1) * anchored).sum(-1, keepdim=True)
+        raised = (torch.logit(torch.tensor(target)) - torch.logit(share)).clamp(min=0)
+        raised = torch.where((share > 0) & (share < 1), raised, 0.0)
+        weights = (scores + raised * anchored).softmax(-1)[..., : key.shape[2]]
+        return (weights @ value).transpose(1, 2).contiguous(), None
+
+    transformers.AttentionInterface.register("target_oracle", attend)
+    transformers.AttentionMaskInterface.register("target_oracle", eager_mask)
+    before = twin.config._attn_implementation
+    try:
+        twin.set_attn_implementation("target_oracle")
+        return twin(ids, attention_mask=seen, position_ids=positions).logits[:, -1].float()
+    finally:
+        twin.set_attn_implementation(before)
 
 
 @torch.no_grad()

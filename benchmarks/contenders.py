@@ -25,7 +25,7 @@ class Case:
         model: a transformers causal language model in evaluation mode.
         tokenizer: its tokenizer.
         prompt: the prompt.
-        anchors: bool [1, tokens].
+        anchors: bool [rows, tokens].
         dtype: "fp32" or "bf16", the model's.
         work: how rows name it.
         everyone: whether all contenders take part, or only those Radar's bars are about.
@@ -38,6 +38,11 @@ class Case:
     dtype: str
     work: str
     everyone: bool = True
+
+    @property
+    def batch(self) -> int:
+        """How many prompts are answered at once."""
+        return self.prompt.input_ids.shape[0]
 
     @property
     def share_after_first_anchor(self) -> float:
@@ -76,11 +81,17 @@ class Contender:
         generate: (case, **options of generate) -> what `model.generate` returns.
         target: what the result must be; None where only the released package knows.
         twin: the contender that must give the same tokens and probabilities (in fp32).
+        one_prompt: whether it can only answer one prompt, given as text.
     """
 
     generate: Callable[..., Any]
     target: Target | None = None
     twin: str | None = None
+    one_prompt: bool = False
+
+    def can(self, case: Case) -> bool:
+        """Whether it can do the work at all."""
+        return not self.one_prompt or (case.batch == 1 and case.tokenizer is not None)
 
 
 def contenders() -> dict[str, Contender]:
@@ -100,7 +111,7 @@ def contenders() -> dict[str, Contender]:
         "radar-spa": Contender(_radar(SPA(SPA_STRENGTH)), spa, twin="transformers-cfg"),
     }
     if importlib.util.find_spec("anchoring"):
-        found["anchoring"] = Contender(_anchoring)
+        found["anchoring"] = Contender(_anchoring, one_prompt=True)
     return found
 
 

@@ -7,14 +7,13 @@ in four runs from its middle on.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import partial
 from typing import Any
-
-import torch
 
 from benchmarks.checks import Oracle, Trace, Verdict, judge, trace
 from benchmarks.contenders import Case, Contender, contenders
-from benchmarks.discussion import Prompt, place_anchors
+from benchmarks.discussion import place_anchors, random_prompt
+from benchmarks.models import shaped
 from benchmarks.tasks import DTYPES, Bar, Build, Growth, Task
 from benchmarks.tasks import Contender as Timed
 from benchmarks.timing import TokenClock
@@ -71,10 +70,8 @@ def task(tokens: int, dtype: str, layers: int) -> Task:
     Returns:
         The task; its times are those of one step.
     """
-    model = _model(layers, dtype)
-    draw = torch.Generator().manual_seed(0)
-    ids = torch.randint(0, model.config.vocab_size, (1, tokens), generator=draw)
-    prompt = Prompt("", ids, (0, tokens))
+    model = shaped(layers, DTYPES[dtype])
+    prompt = random_prompt(model.config.vocab_size, tokens)
     work = f"Qwen2.5-0.5B {layers} layers prompt={tokens}"
     case = Case(model, None, prompt, place_anchors(prompt, 0.5), dtype, work)
     oracle = Oracle.of(model)
@@ -106,25 +103,3 @@ def _timed(
 
     call: Callable[[int], Any] = lambda copy: trace(contender, case, CHECKED_STEPS)  # noqa: E731
     return Timed(call, check, clock)
-
-
-@cache
-def _model(layers: int, dtype: str) -> Any:
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=151936 if layers > 2 else 512,
-        hidden_size=896,
-        intermediate_size=4864 if layers > 2 else 896,
-        num_hidden_layers=layers,
-        num_attention_heads=14,
-        num_key_value_heads=2,
-        tie_word_embeddings=True,
-    )
-    with torch.inference_mode(False):
-        model = Qwen2ForCausalLM(config).to(DTYPES[dtype]).eval()
-    # Every reply has the same length: nothing may end it early.
-    model.generation_config.eos_token_id = None
-    model.generation_config.pad_token_id = 0
-    return model

@@ -44,8 +44,8 @@ class Prompt:
     """A prompt of an exact number of tokens.
 
     Args:
-        text: the whole prompt, the chat template's own text included.
-        input_ids: int64 [1, tokens].
+        text: the whole prompt, the chat template's own text included; "" for random tokens.
+        input_ids: int64 [rows, tokens].
         content: the first token of the discussion and the one after its last; only these may be
             anchored.
     """
@@ -119,6 +119,38 @@ def build_prompt(tokenizer: Any, tokens: int, seed: int = 0) -> Prompt:
     )
 
 
+def random_prompt(vocabulary: int, tokens: int, rows: int = 1) -> Prompt:
+    """Draw tokens, for models without a tokenizer.
+
+    Args:
+        vocabulary: how many tokens there are to draw from.
+        tokens: the length.
+        rows: how many prompts.
+
+    Returns:
+        The prompt, the same for the same arguments.
+    """
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, vocabulary, (rows, tokens), generator=generator)
+    return Prompt("", ids, (0, tokens))
+
+
+def build_prompts(tokenizer: Any, tokens: int, rows: int) -> Prompt:
+    """Build several chat prompts of the same length; see `build_prompt`.
+
+    Args:
+        tokenizer: as in `build_prompt`.
+        tokens: the length of each.
+        rows: how many, each another discussion.
+
+    Returns:
+        The prompts; the text is the first one's.
+    """
+    built = [build_prompt(tokenizer, tokens, seed) for seed in range(rows)]
+    ids = torch.cat([one.input_ids for one in built])
+    return Prompt(built[0].text, ids, built[0].content)
+
+
 def place_anchors(prompt: Prompt, position: float, share: float = 0.05, runs: int = 4) -> Tensor:
     """Choose tokens to anchor: so many of all tokens, in runs spread from a position to the end.
 
@@ -129,7 +161,7 @@ def place_anchors(prompt: Prompt, position: float, share: float = 0.05, runs: in
         runs: how many runs of neighbouring tokens.
 
     Returns:
-        bool [1, tokens].
+        bool [rows, tokens], the same for every row.
 
     Raises:
         ValueError: the discussion has too few tokens left after `position`.
@@ -148,7 +180,7 @@ def place_anchors(prompt: Prompt, position: float, share: float = 0.05, runs: in
         length = total // runs + (run < total % runs)
         anchors[0, first : first + length] = True
         first += length + gap
-    return anchors
+    return anchors.repeat(prompt.input_ids.shape[0], 1)
 
 
 def anchored_texts(tokenizer: Any, prompt: Prompt, anchors: Tensor) -> list[str]:

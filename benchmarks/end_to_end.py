@@ -16,6 +16,7 @@ import argparse
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,9 @@ from benchmarks import machine
 from benchmarks.bars import Bar, Work, bars
 from benchmarks.checks import Oracle, Trace, Verdict, judge, judge_anchoring, trace
 from benchmarks.contenders import Case, Contender, Target, contenders, generate
-from benchmarks.discussion import Prompt, build_prompt, place_anchors
-from benchmarks.report import console, plot_ratios, print_rows, progress
+from benchmarks.discussion import build_prompts, place_anchors, random_prompt
+from benchmarks.models import SHAPES, Loaded, load
+from benchmarks.report import console, plot_ratios, plot_steps, print_rows, progress
 from benchmarks.rows import Label, Row, timed, untimed, write_json
 from benchmarks.timing import Measurement, TokenClock, interleave, summarise
 
@@ -47,8 +49,10 @@ class Settings:
         positions: of the first anchor, as fractions of the prompt; the first has all contenders.
         tokens: new tokens a reply.
         repeats: rounds.
-        model: a transformers model name or folder; None for the embedded SmolLM2-135M-Instruct.
+        model: a transformers model name or folder, one of `models.SHAPES`, or None for the embedded
+            SmolLM2-135M-Instruct.
         only: providers to run; empty for all.
+        batches: prompts at once.
     """
 
     prompts: Sequence[int] = (512, 1024, 2048)
@@ -58,6 +62,7 @@ class Settings:
     repeats: int = 5
     model: str | None = None
     only: Sequence[str] = ()
+    batches: Sequence[int] = (1,)
 
     def __post_init__(self) -> None:
         if self.tokens < 2:
@@ -66,11 +71,8 @@ class Settings:
             raise ValueError(f"repeats is {self.repeats}; expected at least 1")
         if unknown := set(self.dtypes) - set(DTYPES):
             raise ValueError(f"dtypes has {sorted(unknown)}; expected some of {sorted(DTYPES)}")
-
-    @property
-    def label(self) -> str:
-        """How rows name the model."""
-        return Path(self.model).name if self.model else "SmolLM2-135M"
+        if not self.batches or min(self.batches) < 1:
+            raise ValueError(f"batches is {self.batches}; expected numbers from 1 on")
 
 
 Announce = Callable[[str], None]
@@ -98,72 +100,73 @@ def run(
         The rows, in the order of prompts, positions, dtypes and providers, and the pieces of work.
     """
     announce("loading")
-    models = {dtype: _load(settings.model, DTYPES[dtype]) for dtype in settings.dtypes}
-    oracles = {dtype: Oracle.of(model) for dtype, (model, _) in models.items()}
+    models = {dtype: load(settings.model, DTYPES[dtype]) for dtype in settings.dtypes}
+    oracles = {dtype: Oracle.of(loaded.model) for dtype, loaded in models.items()}
     rows: list[Row] = []
     works: list[Work] = []
-    for tokens in settings.prompts:
-        cases = _cases(settings, models, tokens)
+    for tokens, batch in product(settings.prompts, settings.batches):
+        cases = _cases(settings, models, tokens, batch)
         verdicts: dict[tuple[str, str, str], Verdict] = {}
         for case in cases:
             announce(f"checking {case.work} {case.dtype}")
             names = _names(providers, case)
             found = _check(case, {n: providers[n] for n in names}, oracles[case.dtype], advance)
             verdicts |= {(case.work, case.dtype, name): v for name, v in found.items()}
-        announce(f"timing prompts of {tokens} tokens")
+        announce(f"timing {batch} prompts of {tokens} tokens")
         samples = _time(settings, providers, cases, verdicts, advance)
         for case in cases:
             for name in _names(providers, case):
                 verdict = verdicts[case.work, case.dtype, name]
                 rows += _rows(case, name, providers[name], verdict, samples, read_gb_s, settings)
-        works += _works(cases)
+        works += _works(cases, settings.tokens)
     return rows, works
 
 
 def steps_of(settings: Settings, providers: Mapping[str, Contender]) -> int:
     """Return how often `run` will call `advance` if every contender is right."""
-    per_dtype = 0
-    for index, _ in enumerate(settings.positions):
-        names = [n for n in providers if index == 0 or n in EVERYWHERE]
-        per_dtype += len(names)
-        per_dtype += settings.repeats * sum(1 for n in names if index == 0 or _sees(providers[n]))
-    return len(settings.prompts) * len(settings.dtypes) * per_dtype
+    steps = 0
+    for batch, (index, _) in product(settings.batches, enumerate(settings.positions)):
+        alone = batch == 1 and settings.model not in SHAPES
+        for name, contender in providers.items():
+            if (index == 0 or name in EVERYWHERE) and (alone or not contender.one_prompt):
+                steps += 1
+                steps += settings.repeats if index == 0 or _sees(contender) else 0
+    return len(settings.prompts) * len(settings.dtypes) * steps
 
 
-def _load(name: str | None, dtype: torch.dtype) -> tuple[Any, Any]:
-    from radar_core.embedded import load
-
-    model, tokenizer = load(name, dtype=dtype)
-    # Every reply has the same length: nothing may end it early.
-    model.generation_config.eos_token_id = None
-    model.generation_config.pad_token_id = model.generation_config.pad_token_id or 0
-    return model, tokenizer
-
-
-def _cases(settings: Settings, models: Mapping[str, tuple[Any, Any]], tokens: int) -> list[Case]:
+def _cases(settings: Settings, models: Mapping[str, Loaded], tokens: int, batch: int) -> list[Case]:
     cases = []
-    prompts: dict[str, Prompt] = {}
+    at_once = f" batch={batch}" if batch > 1 else ""
     for position in settings.positions:
-        for dtype, (model, tokenizer) in models.items():
-            prompt = prompts.setdefault(dtype, build_prompt(tokenizer, tokens))
+        for dtype, (model, tokenizer, label) in models.items():
+            prompt = (
+                random_prompt(model.config.vocab_size, tokens, batch)
+                if tokenizer is None
+                else build_prompts(tokenizer, tokens, batch)
+            )
             anchors = place_anchors(prompt, position)
-            work = f"{settings.label} prompt={tokens} anchors@{position:.0%}"
+            work = f"{label} prompt={tokens}{at_once} anchors@{position:.0%}"
             everyone = position == settings.positions[0]
             cases.append(Case(model, tokenizer, prompt, anchors, dtype, work, everyone))
     return cases
 
 
-def _works(cases: Sequence[Case]) -> list[Work]:
-    return list(
-        {
-            case.work: Work(case.work, case.prompt.tokens, case.share_after_first_anchor)
-            for case in cases
-        }.values()
-    )
+def _works(cases: Sequence[Case], tokens: int) -> list[Work]:
+    works: dict[str, Work] = {}
+    for case in cases:
+        prompt, share = case.prompt.tokens, case.share_after_first_anchor
+        work = works.setdefault(case.work, Work(case.work, prompt, share, case.batch))
+        rows = case.batch * (prompt + tokens)
+        work.second_branch[case.dtype] = rows * bytes_per_token(case.model)
+    return list(works.values())
 
 
 def _names(providers: Mapping[str, Contender], case: Case) -> list[str]:
-    return [name for name in providers if case.everyone or name in EVERYWHERE]
+    return [
+        name
+        for name, contender in providers.items()
+        if (case.everyone or name in EVERYWHERE) and contender.can(case)
+    ]
 
 
 def _sees(contender: Contender) -> bool:
@@ -209,7 +212,7 @@ def _time(
 
 
 def _sample_key(case: Case, name: str, contender: Contender) -> tuple[str, str, str]:
-    work = case.work if _sees(contender) else f"prompt={case.prompt.tokens}"
+    work = case.work if _sees(contender) else f"{case.prompt.tokens} {case.batch}"
     return work, case.dtype, name
 
 
@@ -250,16 +253,29 @@ def _step_floor_ms(case: Case, contender: Contender, read_gb_s: float, tokens: i
     keys and values half-way through the reply. Two branches share the weights and the keys and
     values before the first anchor.
     """
-    config = case.model.config
     embedding = case.model.get_input_embeddings().weight
     tied = embedding is case.model.get_output_embeddings().weight
     weights = sum(p.numel() for p in case.model.parameters()) - (0 if tied else embedding.numel())
-    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    per_token = 2 * config.num_hidden_layers * config.num_key_value_heads * head
     keys = case.prompt.tokens + tokens / 2
     if contender.target is None or contender.target.strength != 1.0:
         keys += case.prompt.tokens * case.share_after_first_anchor + tokens / 2
-    return (weights + per_token * keys) * embedding.element_size() / read_gb_s / 1e6
+    read = weights * embedding.element_size() + case.batch * keys * bytes_per_token(case.model)
+    return read / read_gb_s / 1e6
+
+
+def bytes_per_token(model: Any) -> int:
+    """Return what one token takes in a cache, keys and values of all layers."""
+    config = model.config
+    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    elements = 2 * config.num_hidden_layers * config.num_key_value_heads * head
+    return elements * model.get_input_embeddings().weight.element_size()
+
+
+def _print_caches(out: Any, works: Sequence[Work]) -> None:
+    out.print("\nwhat SPA's second branch adds to the cache:")
+    for work in works:
+        texts = (f"{size / 2**20:.0f} MiB in {dtype}" for dtype, size in work.second_branch.items())
+        out.print(f"  {work.name}: {', '.join(texts)}", markup=False, highlight=False)
 
 
 def _print_bars(out: Any, found: Sequence[Bar]) -> None:
@@ -290,7 +306,15 @@ def _parse(arguments: Sequence[str] | None) -> tuple[Settings, argparse.Namespac
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write machine and rows")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the ratios")
-    parser.add_argument("--model", help="a transformers model name or folder")
+    parser.add_argument(
+        "--growth", type=Path, metavar="FILE", help="draw tokens per second against the prompt"
+    )
+    parser.add_argument(
+        "--model", help=f"a transformers model name or folder, or {' or '.join(SHAPES)}"
+    )
+    parser.add_argument(
+        "--batches", type=int, nargs="+", default=default.batches, help="prompts at once"
+    )
     parser.add_argument("--prompts", type=int, nargs="+", default=default.prompts)
     parser.add_argument("--dtypes", nargs="+", choices=sorted(DTYPES), default=default.dtypes)
     parser.add_argument("--positions", type=float, nargs="+", default=default.positions)
@@ -302,7 +326,16 @@ def _parse(arguments: Sequence[str] | None) -> tuple[Settings, argparse.Namespac
     settings = Settings(
         **{
             name: getattr(parsed, name)
-            for name in ("prompts", "dtypes", "positions", "tokens", "repeats", "model", "only")
+            for name in (
+                "prompts",
+                "dtypes",
+                "positions",
+                "tokens",
+                "repeats",
+                "model",
+                "only",
+                "batches",
+            )
         }
     )
     if parsed.quick:
@@ -341,11 +374,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows, works = run(settings, providers, described["read_gb_s"], announce, advance)
     out.print(", ".join(f"{name} {value}" for name, value in described.items()), highlight=False)
     print_rows(out, rows, "unsteered")
+    _print_caches(out, works)
     _print_bars(out, bars(rows, works))
     if parsed.json:
         write_json(parsed.json, described, rows)
     if parsed.plot:
         plot_ratios(parsed.plot, rows, "unsteered")
+    if parsed.growth:
+        plot_steps(parsed.growth, rows, works, "unsteered")
     return int(any(row.failed for row in rows))
 
 

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from benchmarks.bars import Work
 from benchmarks.rows import Row, ratio
 
 
@@ -125,6 +126,59 @@ def plot_ratios(path: Path, rows: Sequence[Row], baseline: str | Callable[[str],
         axis.set_xlabel(f"time / {' or '.join(sorted(baselines))}")
     axes[0][0].set_yticks(range(len(works)), works)
     axes[0][0].invert_yaxis()
+    axes[0][-1].legend(fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def plot_steps(path: Path, rows: Sequence[Row], works: Sequence[Work], baseline: str) -> None:
+    """Draw tokens per second, and the ratio of a step to the baseline's, against the prompt.
+
+    One column of panels a dtype and batch; of several positions of the anchors the first counts.
+
+    Args:
+        path: the image file; its ending chooses the format.
+        rows: the rows.
+        works: what they name.
+        baseline: the provider that is 1.0.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise ImportError(
+            '--growth needs matplotlib: pip install "radar-kernels[bench]"'
+        ) from error
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    named = {(work.tokens, work.batch): work for work in reversed(works)}
+    firsts = {work.name: work for work in named.values()}
+    steps = [row for row in rows if row.phase == "step" and row.work in firsts and row.median_ms]
+    panels = list(dict.fromkeys((row.dtype, firsts[row.work].batch) for row in steps))
+    size = (5 * len(panels), 7)
+    figure, axes = pyplot.subplots(2, len(panels), figsize=size, sharex="col", squeeze=False)
+    for column, (dtype, batch) in enumerate(panels):
+        here = [row for row in steps if (row.dtype, firsts[row.work].batch) == (dtype, batch)]
+        for provider in dict.fromkeys(row.provider for row in here):
+            own = sorted(
+                (firsts[row.work].tokens, batch * 1e3 / row.median_ms, ratio(here, row, baseline))
+                for row in here
+                if row.provider == provider and row.median_ms
+            )
+            tokens, speed, times = zip(*own, strict=True)
+            axes[0][column].plot(tokens, speed, "o-", label=provider)
+            axes[1][column].plot(tokens, times, "o-", label=provider)
+        axes[0][column].set_title(f"{dtype}, batch {batch}")
+        axes[1][column].set_xscale("log", base=2)
+        axes[1][column].set_xlabel("tokens of the prompt")
+        axes[1][column].axhline(1.0, color="black", linewidth=0.8)
+    axes[0][0].set_ylabel("tokens per second")
+    axes[1][0].set_ylabel(f"time of a step / {baseline}")
     axes[0][-1].legend(fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)

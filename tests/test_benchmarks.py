@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import end_to_end, kernels, machine, relevance, sampling, tasks
+from benchmarks import end_to_end, kernels, machine, models, relevance, sampling, tasks
 from benchmarks.bars import Work, bars
 from benchmarks.checks import Oracle, judge, judge_anchoring, trace
 from benchmarks.contenders import Case, Contender, Target, contenders, generate
@@ -19,6 +19,7 @@ from benchmarks.discussion import (
     Prompt,
     anchored_texts,
     build_prompt,
+    build_prompts,
     discussion,
     place_anchors,
 )
@@ -90,7 +91,7 @@ def settings(tiny: Path, **changes: Any) -> end_to_end.Settings:
 
 
 def make_case(tiny: Path, dtype: str = "fp32", tokens: int = 96) -> Case:
-    model, tokenizer = end_to_end._load(str(tiny), end_to_end.DTYPES[dtype])
+    model, tokenizer, _ = models.load(str(tiny), end_to_end.DTYPES[dtype])
     prompt = build_prompt(tokenizer, tokens)
     return Case(model, tokenizer, prompt, place_anchors(prompt, 0.5), dtype, "tiny")
 
@@ -228,19 +229,21 @@ def test_bars_hold_the_ratios_against_the_limits() -> None:
         make_row("radar-spa", 170.0, phase="prefill"),
     ]
 
-    def found(tokens: int) -> list[tuple[str, str, str, float, bool]]:
+    def found(tokens: int, batch: int = 1) -> list[tuple[str, str, str, float, bool]]:
         return [
             (b.row.provider, b.row.phase, b.to, round(b.limit, 3), b.passed)
-            for b in bars(rows, [Work("w", tokens, 0.5)])
+            for b in bars(rows, [Work("w", tokens, 0.5, batch)])
         ]
 
     assert found(1024) == [
         ("radar-bias", "step", "radar-unsteered", 1.03, True),
+        ("radar-bias", "step", "unsteered", 1.0, True),
         ("radar-spa", "step", "unsteered", 0.8, True),
         ("radar-spa", "prefill", "unsteered", 1.65, False),
     ]
     assert ("radar-spa", "step", "unsteered", 0.7, False) in found(2048)
     assert ("radar-bias", "step", "unsteered", 0.8, False) in found(2048)
+    assert found(2048, batch=4) == [("radar-bias", "step", "unsteered", 1.05, True)]
     rows[3] = make_row("radar-spa", None)
     assert ("radar-spa", "step", "unsteered", 0.8, False) in found(1024)
 
@@ -268,6 +271,38 @@ def test_command_line_run_writes_the_schema(
     assert image.read_bytes().startswith(b"\x89PNG")
     printed = capsys.readouterr().out
     assert "bars: " in printed and "| radar-spa" in printed
+
+
+def test_batches_of_a_shape_with_random_weights(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, image = tmp_path / "rows.json", tmp_path / "growth.png"
+    shape = f"{models.QWEN}-2-layers"
+    sizes = ["--prompts", "64", "96", "--batches", "1", "3", "--tokens", "3", "--repeats", "1"]
+    outputs = ["--model", shape, "--json", str(path), "--growth", str(image)]
+    assert end_to_end.main(["--positions", "0.5", *sizes, *outputs]) == 0
+    rows = [Row(**row) for row in json.loads(path.read_text())["rows"]]
+    works = [f"{shape} prompt={n}{at}" for n in (64, 96) for at in ("", " batch=3")]
+    assert list(dict.fromkeys(row.work for row in rows)) == [f"{w} anchors@50%" for w in works]
+    assert {row.provider for row in rows} == set(contenders()) - {"anchoring"}
+    floors = {row.work: row.floor_ms for row in rows if row.provider == "unsteered"}
+    assert all(row.median_ms for row in rows) and image.read_bytes().startswith(b"\x89PNG")
+    printed = capsys.readouterr().out
+    # 3 prompts of 64 tokens and 3 of the reply, 2 layers x 2 heads x 64, keys and values, 4 bytes.
+    assert f"batch=3 anchors@50%: {3 * 67 * 2 * 2 * 2 * 64 * 2 / 2**20:.0f} MiB in bf16" in printed
+    assert len(floors) == 4
+
+
+def test_each_prompt_of_a_batch_is_another_and_the_last_is_checked(tiny: Path) -> None:
+    model, tokenizer, _ = models.load(str(tiny), torch.float32)
+    prompts = build_prompts(tokenizer, 64, 3)
+    assert len({tuple(row) for row in prompts.input_ids.tolist()}) == 3
+    anchors = place_anchors(prompts, 0.5)
+    case = Case(model, tokenizer, prompts, anchors, "fp32", "tiny")
+    alone = replace(case, prompt=build_prompt(tokenizer, 64, seed=2), anchors=anchors[-1:])
+    together, single = (trace(contenders()["radar-spa"], c, 4) for c in (case, alone))
+    assert torch.equal(together.tokens, single.tokens)
+    torch.testing.assert_close(together.scores, single.scores, atol=1e-4, rtol=0)
 
 
 def test_wrong_contender_is_reported_and_not_timed(tiny: Path) -> None:

@@ -37,6 +37,9 @@ DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 PHASES = ("prefill", "step")
 CHECKED_STEPS = 8
 EVERYWHERE = ("unsteered", "radar-unsteered", "radar-bias", "radar-spa")
+# Replies a round where all contenders run; 1 for the others. The bar between these two is the
+# narrowest.
+REPLIES = {"radar-unsteered": 2, "radar-bias": 2}
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ class Settings:
     dtypes: Sequence[str] = ("bf16", "fp32")
     positions: Sequence[float] = (0.5, 0.05, 0.9)
     tokens: int = 24
-    repeats: int = 5
+    repeats: int = 6
     model: str | None = None
     only: Sequence[str] = ()
     batches: Sequence[int] = (1,)
@@ -130,8 +133,13 @@ def steps_of(settings: Settings, providers: Mapping[str, Contender]) -> int:
         for name, contender in providers.items():
             if (index == 0 or name in EVERYWHERE) and (alone or not contender.one_prompt):
                 steps += 1
-                steps += settings.repeats if index == 0 or _sees(contender) else 0
+                if index == 0 or _sees(contender):
+                    steps += settings.repeats * _replies(name, everyone=index == 0)
     return len(settings.prompts) * len(settings.dtypes) * steps
+
+
+def _replies(name: str, everyone: bool) -> int:
+    return REPLIES.get(name, 1) if everyone else 1
 
 
 def _cases(settings: Settings, models: Mapping[str, Loaded], tokens: int, batch: int) -> list[Case]:
@@ -202,13 +210,18 @@ def _time(
     verdicts: Mapping[tuple[str, str, str], Verdict],
     advance: Advance,
 ) -> dict[tuple[str, str, str], dict[str, list[float]]]:
-    measurements: dict[tuple[str, str, str], Measurement] = {}
+    turns: dict[tuple[tuple[str, str, str], int], Measurement] = {}
     for case in cases:
         for name in _names(providers, case):
             key = _sample_key(case, name, providers[name])
-            if verdicts[case.work, case.dtype, name].right and key not in measurements:
-                measurements[key] = _measurement(providers[name], case, settings.tokens)
-    return interleave(measurements, settings.repeats, advance)
+            if verdicts[case.work, case.dtype, name].right and (key, 0) not in turns:
+                measurement = _measurement(providers[name], case, settings.tokens)
+                turns |= {(key, i): measurement for i in range(_replies(name, case.everyone))}
+    samples: dict[tuple[str, str, str], dict[str, list[float]]] = {}
+    for (key, _), phases in interleave(turns, settings.repeats, advance).items():
+        for phase, seconds in phases.items():
+            samples.setdefault(key, {}).setdefault(phase, []).extend(seconds)
+    return samples
 
 
 def _sample_key(case: Case, name: str, contender: Contender) -> tuple[str, str, str]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -12,6 +13,8 @@ from torch import Tensor
 from radar_core.anchors import Anchor, RenderedPrompt, anchor_mask, anchor_spans, render_chat
 from radar_core.hooks.attachment import as_mask, attach
 from radar_core.hooks.prompts import check_shape
+from radar_core.hooks.sampler import sample_with_radar
+from radar_core.hooks.undo import Undo
 from radar_core.methods import SPA, Method, NoSteering
 
 if TYPE_CHECKING:
@@ -75,21 +78,35 @@ class Steered:
         model: a decoder-only transformers model in evaluation mode.
         tokenizer: its tokenizer; may be None if only `generate` is used.
         method: a steering method, `SPA(strength=1.4)` by default.
+        sampler: who draws where `generate` samples. "transformers" does, by its own processors in
+            its own order. "radar" does temperature, top-k, top-p, min-p and the draw in one
+            operator without a sort; a row's draw then depends on its seed alone, not on its batch,
+            and `scores` hold the drawn token only.
 
     Raises:
-        ValueError: `method` is no steering method.
+        ValueError: `method` is no steering method, or `sampler` is unknown.
     """
 
-    def __init__(self, model: Any, tokenizer: Any = None, method: Method | None = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any = None,
+        method: Method | None = None,
+        *,
+        sampler: Literal["transformers", "radar"] = "transformers",
+    ) -> None:
         method = SPA() if method is None else method
         if not isinstance(method, Method):
             raise ValueError(
                 f"method is {method!r}; expected a steering method such as SPA(strength=1.4) or "
                 "AttentionBias(2.0)"
             )
+        if sampler not in ("transformers", "radar"):
+            raise ValueError(f'sampler is {sampler!r}; expected "transformers" or "radar"')
         self.model = model
         self.tokenizer = tokenizer
         self.method = method
+        self.sampler = sampler
 
     def __repr__(self) -> str:
         return f"Steered({type(self.model).__name__}, {self.method!r})"
@@ -131,7 +148,7 @@ class Steered:
             messages = prompt.messages
         rendered = self._render(messages, template)  # type: ignore[arg-type]
         placed = place(rendered, anchors or (), include_template)
-        inputs = self._batch([rendered], [placed], include_template)
+        inputs: dict[str, Any] = self._batch([rendered], [placed], include_template)
         if generate.get("num_return_sequences", 1) != 1:
             raise ValueError("chat gives one reply; use generate for num_return_sequences")
         if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
@@ -179,7 +196,12 @@ class Steered:
         return self._batch(rendered, placed, include_template)
 
     def generate(
-        self, input_ids: Tensor | None = None, *, anchors: Any = None, **inputs: Any
+        self,
+        input_ids: Tensor | None = None,
+        *,
+        anchors: Any = None,
+        seed: int | None = None,
+        **inputs: Any,
     ) -> Any:
         """Call the model's own `generate` with the method applied.
 
@@ -187,6 +209,8 @@ class Steered:
             input_ids: int64 [batch, prompt]; `inputs_embeds` may be given instead.
             anchors: bool (or 0/1) [batch, prompt], True = steer towards this token; None or all
                 False generates unsteered.
+            seed: of the draws of `sampler="radar"`, row i draws with seed + i; None takes one from
+                torch's generator.
             **inputs: anything `model.generate` takes.
 
         Returns:
@@ -194,7 +218,8 @@ class Steered:
 
         Raises:
             ValueError: the anchors do not have the prompt's shape, anchor all of a prompt, the
-                model cannot be steered, or `guidance_scale` is given with anchors.
+                model cannot be steered, or `guidance_scale` is given with anchors; with
+                `sampler="radar"`, a logits processor is active that it does not know.
             RuntimeError: the model is in training mode, or is already being steered.
         """
         prompt = input_ids if input_ids is not None else inputs.get("inputs_embeds")
@@ -213,7 +238,13 @@ class Steered:
             inputs["tokenizer"] = self.tokenizer
         if input_ids is not None:
             inputs["input_ids"] = input_ids
-        with attach(self.model, self.method, anchors):
+        if seed is not None and self.sampler != "radar":
+            raise ValueError('seed is for sampler="radar"; call torch.manual_seed(...) instead')
+        with attach(self.model, self.method, anchors), ExitStack() as stack:
+            if self.sampler == "radar":
+                undo = Undo()
+                stack.callback(undo.run)
+                sample_with_radar(self.model, seed, undo)
             return self.model.generate(**inputs)
 
     def _render(self, messages: Messages, template: Mapping[str, Any] | None) -> RenderedPrompt:

@@ -40,8 +40,10 @@ class BuildOrExplain(build_ext):
             try:
                 self._build()
             except (Exception, SystemExit) as error:
+                what = " ".join(str(error).rstrip(".").split())
                 reason = (
-                    f"the C++ build failed: {error}; pip install -v shows the compiler's output"
+                    f"the C++ build failed ({what}). Install a C++ compiler, such as g++, and "
+                    "install Radar again; pip install -v shows the compiler's output"
                 )
         self._record(reason)
 

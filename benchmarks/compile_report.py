@@ -28,6 +28,16 @@ from typing import Any
 
 from radar_kernels.triton_launch import SHARED_BYTES, TARGETS
 
+# Operators that live in the folder of another one.
+FOLDERS = {
+    "partition_attention": "anchor_attention",
+    "blend_logits": "logit_blend",
+    "sample_logits": "logit_blend",
+    "relevance_scores": "relevance",
+    "select_relevant": "relevance",
+    "edit_keys": "key_edit",
+}
+
 Job = tuple[str, int]  # operator's folder, place in its configurations()
 
 
@@ -239,7 +249,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the table's rows")
     parser.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS))
     parser.add_argument(
-        "--operators", nargs="+", metavar="NAME", help="folders; all when not given"
+        "--operators", nargs="+", metavar="NAME", help="operators; all when not given"
     )
     parsed = parser.parse_args(arguments)
     out = console()
@@ -247,10 +257,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         out.print('triton is not installed: pip install "radar-kernels[triton]"', markup=False)
         return 2
     known = modules()
-    unknown = set(parsed.operators or ()) - set(known)
-    if unknown:
-        parser.error(f"--operators {' '.join(sorted(unknown))}: expected {', '.join(known)}")
-    usages = list(compile_all(parsed.operators or known, parsed.targets))
+    asked = [FOLDERS.get(name, name) for name in parsed.operators or known]
+    if unknown := sorted(set(asked) - set(known)):
+        parser.error(f"--operators {' '.join(unknown)}: expected {', '.join([*known, *FOLDERS])}")
+    usages = list(compile_all(dict.fromkeys(asked), parsed.targets))
     print_table(out, usages)
     if parsed.json:
         parsed.json.parent.mkdir(parents=True, exist_ok=True)

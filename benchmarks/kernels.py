@@ -70,6 +70,8 @@ def print_bars(out: Any, found: Sequence[Met]) -> None:
     from rich import box
     from rich.table import Table
 
+    if not found:
+        return
     out.print(f"\nbars: {sum(met.passed for met in found)} of {len(found)} passed")
     table = Table(box=box.MARKDOWN)
     for column in ("work", "dtype", "ratio of", "to", "measured", "at most", "stretch", ""):
@@ -121,6 +123,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows = run(builds, rounds, read_gb_s, announce, advance)
     out.print(", ".join(f"{name} {value}" for name, value in described.items()), highlight=False)
     print_rows(out, rows, baseline(rows))
+    out.print(
+        "\nratio: to the first contender of each work that is not Radar's. floor: the bytes that "
+        "must be read, over the read bandwidth measured in this run."
+    )
+    if parsed.quick:
+        out.print("--quick: shapes too small for the bars, and for conclusions.")
     print_bars(out, hold(bars(parsed.only), rows))
     if parsed.json:
         write_json(parsed.json, described, rows)

@@ -33,6 +33,8 @@ __all__ = ["app"]
 
 SHOWN_SENTENCES = 20
 SHOWN_CHARACTERS = 300
+# Scatter of the demo's timings beyond which its ratios say little.
+BUSY = 1.3
 _DIRECTION_MARKS = {*range(0x202A, 0x202F), *range(0x2066, 0x206A)}
 
 app = typer.Typer(
@@ -213,10 +215,14 @@ def inspect(
             anchor_query=anchor_query,
             self_policy=self_policy.value,
         )
+        if topology:
+            _check_known(transcript.senders, graph, file, topology)
+        else:
+            _say_what_was_meant(receiver, transcript.senders)
         for message in transcript:
             selector.observe(sender=message.sender, round=message.round, text=message.text)
         _check_writable(html)
-        with _quiet_libraries(), _status("embedding the sentences"):
+        with _quiet_libraries(), _status("loading the encoder and embedding the sentences"):
             chosen = selector.select(receiver=receiver, query=query)
         notes = _unheard(graph, transcript.senders, receiver)
         if html is not None:
@@ -298,7 +304,7 @@ def doctor(context: typer.Context, as_json: Json = False, debug: Debug = False) 
     with _one_line_errors(context, debug):
         from radar_core.doctor import examine
 
-        with _quiet_libraries():
+        with _quiet_libraries(), _status("asking every operator"):
             report = examine()
         if as_json:
             _print_json(report.as_dict())
@@ -417,9 +423,25 @@ def _unheard(graph: Topology, senders: Sequence[str], receiver: str) -> list[str
     if lost := [repr(name) for name in senders if hops[name] < 0]:
         notes.append(
             f"nothing can be chosen of what does not reach {receiver!r} in this topology, the "
-            f"messages of {', '.join(lost)}."
+            f"messages of {', '.join(lost)}; an edge goes from who speaks to who reads."
         )
     return notes
+
+
+def _say_what_was_meant(receiver: str, senders: Sequence[str]) -> None:
+    """Warn, before anything else is printed, of a receiver that is nearly one of the senders."""
+    if receiver not in senders and (meant := _meant(receiver, senders)):
+        typer.echo(f"radar: nothing in this conversation is by {receiver!r}{meant}", err=True)
+
+
+def _check_known(senders: Sequence[str], graph: Topology, file: Path, topology: Path) -> None:
+    missing = [sender for sender in senders if sender not in graph.agents]
+    if missing:
+        names = ", ".join(repr(name) + _meant(name, graph.agents) for name in missing)
+        raise ValueError(
+            f"{topology} does not know {names}, who speak in {file}; name them in an edge, or "
+            "alone on a line if they talk to nobody"
+        )
 
 
 def _meant(name: str, known: Sequence[str]) -> str:
@@ -443,9 +465,13 @@ def _print_selection(chosen: Chosen, graph: Topology, notes: Sequence[str]) -> N
         title = "Nothing was chosen; the nearest sentences and the score that each lacked"
         console.print(_table(title, (*SENTENCE_COLUMNS, ">lacked"), rows))
     console.print(_plain(chosen.explanation))
+    console.print(
+        f"{_plain(chosen.receiver)} reads in round {chosen.round}; "
+        "score = cosine x spatial x temporal."
+    )
     if chosen.sentences and chosen.query_anchored:
         console.print("The query is anchored too.")
-    if not chosen.sentences and chosen.nearest:
+    if not chosen.sentences and chosen.nearest and chosen.reachable:
         enough = math.floor(100 * chosen.nearest[0].score) / 100
         console.print(f"To choose some all the same: --top-k 3, or --threshold {enough:.2f}.")
     for note in notes:
@@ -577,6 +603,11 @@ def _findings(found: Demonstration) -> list[str]:
             f"No sentence scores {_default_threshold():g}, the paper's threshold, so the "
             f"{len(found.chosen)} best are anchored instead."
         )
+    if found.scatter > BUSY:
+        notes.append(
+            f"The machine was busy: the same step took up to {found.scatter:.1f} times as long "
+            "from one time to the next, so the times below say little."
+        )
     notes.append(
         f"The speaker's prompt has {found.prompt_tokens} tokens, of which {found.anchor_tokens} "
         f"are anchored: the chosen sentences{' and the question' * found.chosen.query_anchored}."
@@ -664,6 +695,7 @@ def _demonstration(found: Demonstration) -> dict[str, Any]:
         "prompt_tokens": found.prompt_tokens,
         "anchor_tokens": found.anchor_tokens,
         "outcomes": [dataclasses.asdict(outcome) for outcome in found.outcomes],
+        "scatter": found.scatter,
     }
 
 

@@ -106,6 +106,8 @@ class Demonstration:
         prompt_tokens: length of the last agent's prompt.
         anchor_tokens: how many of them are anchored.
         outcomes: unsteered first, then each method.
+        scatter: the 90th over the 10th percentile of the unsteered model's steps; much above 1, the
+            machine was busy.
     """
 
     topology: Topology
@@ -116,6 +118,7 @@ class Demonstration:
     prompt_tokens: int
     anchor_tokens: int
     outcomes: list[Outcome]
+    scatter: float = 1.0
 
 
 def run(
@@ -151,7 +154,7 @@ def run(
     transcript = _discuss(model, tokenizer, topology, relevance, seed, announce)
     announce("choosing sentences for the speaker")
     prompt, by_rank = _prompt(topology, relevance, transcript)
-    outcomes = _answers(model, tokenizer, prompt, max_new_tokens, announce)
+    outcomes, scatter = _answers(model, tokenizer, prompt, max_new_tokens, announce)
     inputs = _inputs(model, tokenizer, prompt)
     return Demonstration(
         topology,
@@ -162,6 +165,7 @@ def run(
         inputs["input_ids"].shape[1],
         int(inputs["anchors"].sum()),
         outcomes,
+        scatter,
     )
 
 
@@ -222,7 +226,7 @@ def _methods(model: Any) -> dict[str, Method]:
     return {
         UNSTEERED: OFF,
         "SPA, strength 1.4": SPA(1.4),
-        f"attention bias 2, layers {upper.start}-{upper.stop - 1}": AttentionBias(
+        f"attention bias 2, layers {upper.start}-{upper.stop - 1}, answer only": AttentionBias(
             2.0, layers=list(upper), queries="generated"
         ),
     }
@@ -230,7 +234,7 @@ def _methods(model: Any) -> dict[str, Method]:
 
 def _answers(
     model: Any, tokenizer: Any, prompt: Prompt, max_new_tokens: int, announce: Announce
-) -> list[Outcome]:
+) -> tuple[list[Outcome], float]:
     inputs = _inputs(model, tokenizer, prompt)
     methods = _methods(model)
     found: dict[str, tuple[str, float, float]] = {}
@@ -245,9 +249,9 @@ def _answers(
             model, tokenizer, inputs["input_ids"], inputs["anchors"], method, ANSWER_STEM, ANSWER
         )
         found[name] = reply.text.strip(), float(mass.mean()), probability
-    times = _times(model, inputs, methods, announce)
+    times, scatter = _times(model, inputs, methods, announce)
     base = times[UNSTEERED]
-    return [
+    outcomes = [
         Outcome(
             name,
             reply,
@@ -260,6 +264,7 @@ def _answers(
         )
         for name, (reply, mass, probability) in found.items()
     ]
+    return outcomes, scatter
 
 
 @torch.no_grad()
@@ -325,8 +330,8 @@ def _times(
     inputs: dict[str, Tensor],
     methods: dict[str, Method],
     announce: Announce,
-) -> dict[str, tuple[float, float]]:
-    """Time each method in turn, several times over; medians of milliseconds."""
+) -> tuple[dict[str, tuple[float, float]], float]:
+    """Time each method in turn, several times over: medians of milliseconds, and their scatter."""
     prefill: dict[str, list[float]] = {name: [] for name in methods}
     step: dict[str, list[float]] = {name: [] for name in methods}
     ids, mask, anchors = inputs["input_ids"], inputs["attention_mask"], inputs["anchors"]
@@ -346,7 +351,9 @@ def _times(
             )
             prefill[name].append(watch.ticks[1] - start)
             step[name] += [after - at for at, after in pairwise(watch.ticks[1:])]
-    return {
+    fast, *_, slow = statistics.quantiles(step[UNSTEERED], n=10)
+    medians = {
         name: (1e3 * statistics.median(prefill[name]), 1e3 * statistics.median(step[name]))
         for name in methods
     }
+    return medians, slow / fast

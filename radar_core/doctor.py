@@ -15,6 +15,7 @@ import torch
 
 import radar_kernels
 from radar_core import embedded
+from radar_kernels import native
 
 __all__ = ["OPERATOR_CALLS", "OperatorReport", "Report", "examine"]
 
@@ -151,6 +152,7 @@ def examine() -> Report:
         {
             "system": platform.platform(),
             "cpu capability": torch.backends.cpu.get_cpu_capability(),
+            "C++ operators": _native(),
             "cpu threads": f"{torch.get_num_threads()} of {os.cpu_count()} logical processors",
         },
         devices,
@@ -170,6 +172,14 @@ def _version(distribution: str) -> str | None:
     except importlib.metadata.PackageNotFoundError:
         # Run from a checkout that is not installed, Radar still knows its own version.
         return radar_kernels.__version__ if distribution == "radar-kernels" else None
+
+
+def _native() -> str:
+    """The instruction set of the C++ operators, or why they are absent and what to do."""
+    reason = native.absent()
+    if reason is not None:
+        return f"absent: {reason}"
+    return f"built for {torch.ops.radar_cpp.instruction_set()}"
 
 
 def _devices() -> dict[str, str]:

@@ -103,6 +103,11 @@ class Steered:
             )
         if sampler not in ("transformers", "radar"):
             raise ValueError(f'sampler is {sampler!r}; expected "transformers" or "radar"')
+        if hasattr(tokenizer, "get_output_embeddings") and not hasattr(model, "forward"):
+            raise ValueError(
+                f"model is a {type(model).__name__} and tokenizer a {type(tokenizer).__name__}: "
+                "they look swapped; expected Steered(model, tokenizer)"
+            )
         self.model = model
         self.tokenizer = tokenizer
         self.method = method
@@ -142,12 +147,10 @@ class Steered:
                 fit the model's context; the model cannot be steered.
             RuntimeError: the model is in training mode, or is already being steered.
         """
-        prompt: Any = messages
-        if hasattr(prompt, "messages"):
-            anchors = prompt.anchors if anchors is None else anchors
-            messages = prompt.messages
-        rendered = self._render(messages, template)  # type: ignore[arg-type]
-        placed = place(rendered, anchors or (), include_template)
+        if anchors is None:
+            anchors = getattr(messages, "anchors", ())
+        rendered = self._render(messages, template)
+        placed = place(rendered, anchors, include_template)
         inputs: dict[str, Any] = self._batch([rendered], [placed], include_template)
         if generate.get("num_return_sequences", 1) != 1:
             raise ValueError("chat gives one reply; use generate for num_return_sequences")
@@ -162,8 +165,8 @@ class Steered:
 
     def prepare(
         self,
-        conversations: Sequence[Messages],
-        anchors: Sequence[Iterable[AnchorLike]],
+        conversations: Sequence[Messages | Prompt],
+        anchors: Sequence[Iterable[AnchorLike]] | None = None,
         *,
         include_template: bool = False,
         template: Mapping[str, Any] | None = None,
@@ -171,8 +174,9 @@ class Steered:
         """Turn several conversations into one left-padded batch for `generate`.
 
         Args:
-            conversations: a list of messages for each prompt.
-            anchors: for each prompt its anchors, as in `chat`.
+            conversations: for each prompt its messages or an `AgentRadar` prompt, as in `chat`.
+            anchors: for each prompt its anchors, as in `chat`; None takes those of `AgentRadar`
+                prompts.
             include_template: as in `chat`.
             template: as in `chat`.
 
@@ -183,6 +187,8 @@ class Steered:
         Raises:
             ValueError: the two lists differ in length, or as in `chat`.
         """
+        if anchors is None:
+            anchors = [getattr(prompt, "anchors", ()) for prompt in conversations]
         if len(conversations) != len(anchors) or not conversations:
             raise ValueError(
                 f"{len(conversations)} conversations and {len(anchors)} lists of anchors; expected "
@@ -207,8 +213,9 @@ class Steered:
 
         Args:
             input_ids: int64 [batch, prompt]; `inputs_embeds` may be given instead.
-            anchors: bool (or 0/1) [batch, prompt], True = steer towards this token; None or all
-                False generates unsteered.
+            anchors: bool (or 0/1) [batch, prompt], True = steer towards this token; for biases
+                other numbers are a factor of the bias for each token. None or all False generates
+                unsteered.
             seed: of the draws of `sampler="radar"`, row i draws with seed + i; None takes one from
                 torch's generator.
             **inputs: anything `model.generate` takes.
@@ -247,9 +254,12 @@ class Steered:
                 sample_with_radar(self.model, seed, undo)
             return self.model.generate(**inputs)
 
-    def _render(self, messages: Messages, template: Mapping[str, Any] | None) -> RenderedPrompt:
+    def _render(
+        self, messages: Messages | Prompt, template: Mapping[str, Any] | None
+    ) -> RenderedPrompt:
         if self.tokenizer is None:
             raise ValueError("chat needs a tokenizer: Steered(model, tokenizer, method)")
+        messages = getattr(messages, "messages", messages)
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
         if not isinstance(messages, Iterable):
@@ -260,6 +270,13 @@ class Steered:
         messages = messages if isinstance(messages, Mapping) else list(messages)
         if not messages:
             raise ValueError("messages is empty; expected at least one message")
+        if isinstance(messages, list) and (
+            isinstance(messages[0], list) or hasattr(messages[0], "messages")
+        ):
+            raise ValueError(
+                "messages holds several conversations, but chat answers one; use "
+                "steered.generate(**steered.prepare(conversations, anchors))"
+            )
         return render_chat(self.tokenizer, messages, **(template or {}))
 
     def _batch(

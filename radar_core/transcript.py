@@ -133,7 +133,7 @@ class Transcript:
         A line is one message, `{"sender", "text", "round"?}` or `{"role", "name"?, "content"}` (the
         sender is the name, or else the role; content is a string or a list of text parts), or one
         whole conversation, `{"messages": [...], "id"?}`. Other fields, a turn number among them,
-        are ignored. Blank lines are skipped.
+        are ignored. Blank lines are skipped. The file may also be one JSON list of such objects.
 
         Args:
             path: the file, UTF-8 (a byte order mark is allowed).
@@ -145,7 +145,7 @@ class Transcript:
 
         Raises:
             ValueError: with file and line, if a line is no JSON, a field is missing or wrong, the
-                file is one JSON document or holds no message, or the conversation is not chosen,
+                file holds no message, or the conversation is not chosen,
                 unknown or ambiguous.
             OSError: if the file cannot be read.
         """
@@ -189,6 +189,9 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     except UnicodeDecodeError as error:
         number = error.object[: error.start].count(b"\n") + 1
         raise ValueError(f"{path}:{number}: not UTF-8: {error.reason}") from None
+    if text.lstrip().startswith("["):
+        yield from enumerate(_array(path, text))
+        return
     # Not splitlines(): JSON strings may hold U+2028 and its kin unescaped.
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
@@ -196,10 +199,9 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         try:
             row = json.loads(line)
         except json.JSONDecodeError as error:
-            hint = "; the whole file is one JSON document instead" if _is_json(text) else ""
             raise ValueError(
-                f"{path}:{number}: not JSON: {error.msg} at column {error.colno}; "
-                f"expected one JSON object a line{hint}"
+                f"{path}:{number}: not JSON: {error.msg} at column {error.colno}; expected one "
+                "JSON object a line, or a list of them as the whole file"
             ) from None
         except RecursionError:
             raise ValueError(f"{path}:{number}: the JSON is nested too deeply") from None
@@ -213,12 +215,25 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         yield number, row
 
 
-def _is_json(text: str) -> bool:
+def _array(path: Path, text: str) -> list[dict[str, Any]]:
+    """Read a file that is one JSON list of messages or conversations."""
     try:
-        json.loads(text)
-    except (ValueError, RecursionError):
-        return False
-    return True
+        rows = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(
+            f"{path}:{error.lineno}: not JSON: {error.msg} at column {error.colno}"
+        ) from None
+    except RecursionError:
+        raise ValueError(f"{path}: the JSON is nested too deeply") from None
+    except ValueError as error:  # a number with thousands of digits
+        raise ValueError(f"{path}: {error}") from None
+    for place, row in enumerate(rows):
+        if not isinstance(row, dict):
+            raise ValueError(
+                f"{path}: item {place} of the list is a {type(row).__name__}; expected a message "
+                "or a conversation"
+            )
+    return rows
 
 
 def _choose(

@@ -44,11 +44,11 @@ def test_the_library_example(smollm2, capsys):
 def test_the_mask_example():
     model, inputs = tiny_model("Llama"), prompts([20], [[5, 6]])
     mask = inputs.pop("anchors")
-    inputs |= {"max_new_tokens": 4, "do_sample": False}
+    inputs |= {"do_sample": False}
     names = {"AttentionBias": AttentionBias, "model": model, "mask": mask, "inputs": inputs}
     exec(SNIPPETS[1], names)
     with AttentionBias(2.0).applied_to(model, anchors=mask):
-        assert torch.equal(names["out"], model.generate(**inputs))
+        assert torch.equal(names["out"], model.generate(**inputs, max_new_tokens=64))
 
 
 def test_the_inspect_command(tmp_path):

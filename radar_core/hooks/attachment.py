@@ -203,8 +203,8 @@ def check_anchors(anchors: Any, method: Method) -> Tensor | None:
     whole = anchored.all(dim=1)
     if bool(whole.any()) and mask.dtype == torch.bool:
         raise ValueError(
-            f"row {int(whole.float().argmax())} of anchors anchors every token of the prompt, "
-            "which steers nothing; anchor the part that matters"
+            f"row {int(whole.float().argmax())} of anchors, of shape {list(mask.shape)}, anchors "
+            "every token of the prompt, which steers nothing; anchor the part that matters"
         )
     return mask
 

@@ -121,6 +121,8 @@ def check_shape(anchors: Tensor, prompt: Tensor, attention_mask: Tensor | None) 
             f"anchors has shape {list(anchors.shape)}; expected {shape}, the shape of the prompt"
         )
     anchored = anchors.bool()
+    # Factors can differ where every token has one: that steers.
+    graded = anchors.is_floating_point() and not bool(((anchors == 0) | (anchors == 1)).all())
     if (
         attention_mask is not None
         and attention_mask.dim() == 2
@@ -130,7 +132,7 @@ def check_shape(anchors: Tensor, prompt: Tensor, attention_mask: Tensor | None) 
         if bool((anchored & padding).any()):
             raise ValueError("anchors marks tokens that attention_mask pads out")
         whole = (anchored | padding).all(dim=1) & anchored.any(dim=1)
-        if bool(whole.any()):
+        if bool(whole.any()) and not graded:
             raise ValueError(
                 f"row {int(whole.float().argmax())} of anchors anchors every token of its prompt, "
                 "which steers nothing; anchor the part that matters"

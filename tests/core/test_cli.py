@@ -134,10 +134,23 @@ def test_mistyped_agents_of_a_topology_are_noticed(file: Path, words, tmp_path: 
     arguments = ("--topology", edges, "--html", page)
     notes = json.loads(inspect(file, *arguments, "--json").stdout)["notes"]
     assert notes[0] == "not heard in this conversation: 'cock' (did you mean 'cook'?)."
-    assert notes[1].endswith("'speaker' in this topology, the messages of 'host'.")
+    assert "'speaker' in this topology, the messages of 'host'; an edge goes from" in notes[1]
     shown = " ".join(inspect(file, *arguments).stdout.split())
     assert all(note in shown for note in notes)
-    assert "the messages of &#39;host&#39;." in page.read_text(encoding="utf-8")
+    assert "the messages of &#39;host&#39;;" in page.read_text(encoding="utf-8")
+
+
+def test_a_mistyped_receiver_without_a_topology_is_noticed_first(file: Path, words):
+    found = inspect(file, receiver="speeker")
+    assert found.stderr.startswith("radar: nothing in this conversation is by 'speeker'")
+    assert "did you mean 'speaker'?" in found.stderr
+    assert inspect(file, receiver="judge").stderr == ""
+
+
+def test_inspect_says_how_a_score_comes_about(file: Path, words):
+    asked = json.loads(inspect(file, "--json").stdout)["round"]
+    shown = inspect(file).stdout
+    assert f"reads in round {asked}; score = cosine x spatial x temporal." in shown
 
 
 def test_inspect_says_what_would_choose_something(file: Path, words):
@@ -234,7 +247,8 @@ class TestMistakes:
     def test_sender_outside_the_topology(self, file: Path, tmp_path: Path):
         edges = tmp_path / "edges.txt"
         edges.write_text("host -> speaker\n")
-        assert "'cook' is not in the topology" in refused(inspect(file, "--topology", edges))
+        error = refused(inspect(file, "--topology", edges))
+        assert f"edges.txt does not know 'cook', who speak in {file}" in error
 
     def test_broken_topology(self, file: Path, tmp_path: Path):
         edges = tmp_path / "edges.txt"

@@ -111,6 +111,15 @@ def test_whole_conversations_are_chosen_by_id_or_by_place(tmp_path):
         Transcript.from_jsonl(twice, "first")
 
 
+def test_a_whole_file_may_be_one_list(tmp_path):
+    messages = [{"sender": "a", "text": "x"}, {"role": "user", "content": "y"}]
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(messages, indent=1))
+    assert [m.text for m in Transcript.from_jsonl(path)] == ["x", "y"]
+    path.write_text(json.dumps([{"id": "t", "messages": messages}, {"messages": messages[:1]}]))
+    assert [m.text for m in Transcript.from_jsonl(path, "1")] == ["x"]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -119,11 +128,10 @@ def test_whole_conversations_are_chosen_by_id_or_by_place(tmp_path):
         ('\n{"a":' + "[" * 100_000, r"a\.jsonl:2: the JSON is nested too deeply"),
         ('{"sender": "a", "text": "x", "round": ' + "9" * 5000 + "}", r"a\.jsonl:1: .*5000"),
         ('{"sender": "a", "text": "x"}\n{"sender": ', r"a\.jsonl:2: not JSON"),
-        (
-            '[\n{"sender": "a", "text": "x"}\n]',
-            r"a\.jsonl:1: not JSON.*the whole file is one JSON document",
-        ),
-        ('[{"sender": "a", "text": "x"}]', r"a\.jsonl:1: expected a JSON object, got list"),
+        ('[\n{"sender": "a", "text": "x"}\n', r"a\.jsonl:3: not JSON"),
+        ('[{"sender": "a", "text": "x"}, 3]', r"a\.jsonl: item 1 of the list is a int"),
+        ('[{"sender": "a"}]', r"a\.jsonl:0: .*needs 'text'"),
+        ("[" * 100_000, r"a\.jsonl: the JSON is nested too deeply"),
         ('{"sender": "a"}', r"a\.jsonl:1: .*needs 'text'"),
         ('{"role": "user"}', r"a\.jsonl:1: .*needs 'content'"),
         ('\n{"name": "a", "text": "x"}', r"a\.jsonl:2: .*got the fields name, text"),

@@ -159,6 +159,39 @@ def test_a_str_is_one_message_of_the_user_and_given_anchors_replace_a_prompts(st
     assert [anchor.text for anchor in other.anchors] == ["venue"]
 
 
+def test_prepare_takes_prompts_with_their_own_anchors(steered):
+    prompt = Prompt(MESSAGES, [Anchor(text=ANCHOR)], None)
+    own = steered.prepare([prompt, prompt])
+    given = steered.prepare([MESSAGES, MESSAGES], [[ANCHOR], [ANCHOR]])
+    assert all(torch.equal(own[name], given[name]) for name in given) and own["anchors"].any()
+
+
+def test_several_conversations_in_chat_are_sent_to_prepare(steered):
+    for several in ([MESSAGES, MESSAGES], [Prompt(MESSAGES, [], None)]):
+        with pytest.raises(ValueError, match=r"steered\.prepare\(conversations"):
+            steered.chat(several)
+
+
+def test_swapped_arguments_are_noticed(smollm2):
+    with pytest.raises(ValueError, match="look swapped"):
+        Steered(smollm2.tokenizer, smollm2.model)
+
+
+def test_a_factor_for_every_token_steers():
+    """Also where every token has one, in `generate` as in a forward pass."""
+    model, inputs = tiny_model("Llama"), prompts([20], [[5]])
+    inputs.pop("anchors")
+    factors = torch.linspace(0.1, 0.9, 20)[None]
+    options = dict(max_new_tokens=1, output_logits=True, return_dict_in_generate=True)
+    generated = Steered(model, method=AttentionBias(2.0)).generate(
+        **inputs, anchors=factors, **options
+    )
+    with AttentionBias(2.0).applied_to(model, factors):
+        passed = model(**inputs).logits[:, -1]
+    torch.testing.assert_close(generated.logits[0], passed, atol=1e-4, rtol=0)
+    assert (passed - model(**inputs).logits[:, -1]).abs().max() > 0.01
+
+
 def test_representations_name_the_model_and_the_method_and_no_state():
     model, inputs = tiny_model("Llama"), prompts([20], [[5]])
     assert repr(Steered(model)) == "Steered(LlamaForCausalLM, SPA(strength=1.4))"

@@ -32,6 +32,7 @@ class Window:
         native_mask: the mask that the model's own attention expects, for layers left untouched.
         local: whether it belongs to layers that see only a sliding window or chunk of the keys.
         mask: the mask that those layers are given.
+        query_length: number of queries; layers that share keys may be given the last ones alone.
     """
 
     key_length: int
@@ -40,6 +41,7 @@ class Window:
     native_mask: Tensor | None
     local: bool = False
     mask: Tensor | None = None
+    query_length: int
 
 
 @dataclass(frozen=True)
@@ -215,7 +217,9 @@ class AttentionHook:
             **kwargs,
         )
         local = kwargs.get("local_size") is not None
-        window = Window(kv_length, kv_offset, q_offset, None, local)
+        # A static cache's offset is its own counter: it moves on before the layers' attention runs.
+        first = q_offset.clone() if isinstance(q_offset, Tensor) else q_offset
+        window = Window(kv_length, kv_offset, first, q_length, None, local)
         self._windows.append(window)
         if self.uses_native:
             window.native_mask = ALL_MASK_ATTENTION_FUNCTIONS[self.native_name](
@@ -356,6 +360,9 @@ class AttentionHook:
 
     def _plain(self, call: Call, shared: dict[str, Any]) -> Tensor:
         """Run Radar's attention with nothing anchored: [B, heads, q, D]."""
+        if plan.target_mass is not None:
+            generating = self._generating(plan, call)
+            anchors = anchors if generating is None else anchors & generating
         out = anchor_attention(call.query, call.key, call.value, None, **shared)
         assert isinstance(out, Tensor)
         return out
@@ -370,7 +377,7 @@ class AttentionHook:
         keywords: dict[str, Any],
     ) -> Tensor:
         """Run the attention of both branches of a packed row: [B, q, heads, D]."""
-        window = Window(packed.prompt, 0, 0, None)
+        window = Window(packed.prompt, 0, 0, packed.prompt, None)
         seen, visible = (
             None if mask is None else mask[:, None, None] for mask in (packed.seen, packed.visible)
         )
@@ -470,7 +477,7 @@ class AttentionHook:
             if kinds is None or window.local == local:
                 return window
         # A 4-D mask from the caller bypasses the mask function: its keys start at position 0.
-        return Window(keys, 0, keys - queries, mask)
+        return Window(keys, 0, keys - queries, queries, mask)
 
     def _steered_queries(self, plan: LayerPlan, length: int, window: Window) -> int:
         """Return how many of the last query tokens are steered."""
@@ -483,16 +490,23 @@ class AttentionHook:
             start = int(window.query_offset)
         else:
             start = window.query_offset
-        return max(0, min(length, start + length - (self.prompt_length - 1)))
+        end = start + window.query_length
+        return max(0, min(length, end - (self.prompt_length - 1)))
 
     def _bias(self, plan: LayerPlan, call: Call) -> Tensor | None:
         """Return a call's bias, zeroed on the device for a single query still in the prompt."""
+        generating = self._generating(plan, call)
+        if plan.bias is None or generating is None:
+            return plan.bias
+        return plan.bias * generating
+
+    def _generating(self, plan: LayerPlan, call: Call) -> Tensor | None:
+        """Return whether a single query's position, known to the device alone, is steered."""
         offset = call.window.query_offset
-        if plan.bias is None or plan.queries == "all" or not isinstance(offset, Tensor):
-            return plan.bias
-        if call.query.shape[2] > 1:
-            return plan.bias
-        return plan.bias * (offset.to(plan.bias.device) >= self.prompt_length - 1)
+        if plan.queries == "all" or not isinstance(offset, Tensor) or call.query.shape[2] > 1:
+            return None
+        last = offset.to(call.query.device) + call.window.query_length
+        return last >= self.prompt_length
 
 
 def native_attention(module: torch.nn.Module, name: str) -> Callable[..., Any]:

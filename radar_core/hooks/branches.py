@@ -12,10 +12,12 @@ from transformers.cache_utils import DynamicCache
 from radar_core.hooks.attention import AttentionHook
 from radar_core.hooks.cache import (
     BranchedCache,
+    allocate_anew,
     cached_rows,
     can_be_written,
     can_branch_later,
     given_cache,
+    is_static,
 )
 from radar_core.hooks.packed import Packed, can_pack, tokens
 from radar_core.hooks.prompts import call_arguments, given_tokens
@@ -103,13 +105,21 @@ class TwoBranches:
                 if can_pack(model, cache, kwargs):
                     return (), self._pack(kwargs, cache, batch, length)
                 kwargs = self._run_prefix(kwargs, cache, cache_name, batch, length)
-        elif cache is not None and past == 0 and not self._warned:
-            self._warned = True
-            logger.info(
-                "%s cannot be branched after the prompt's shared part; both branches prefill all "
-                "of it",
-                type(cache).__name__,
-            )
+        elif cache is not None:
+            if is_static(cache) and cached_rows(cache) == batch:
+                if int(past):
+                    raise ValueError(
+                        f"the {type(cache).__name__} already holds {int(past)} tokens of one "
+                        "branch; SPA needs one that is empty, or none"
+                    )
+                allocate_anew(cache)  # made beforehand, for the rows of one branch
+            if not self._warned and past == 0:
+                self._warned = True
+                logger.info(
+                    "%s cannot be branched after the prompt's shared part; both branches prefill "
+                    "all of it",
+                    type(cache).__name__,
+                )
         if rows is not None and rows not in (batch, 2 * batch):
             raise ValueError(
                 f"the cache holds {rows} rows, but the inputs have {batch}; expected a cache that "

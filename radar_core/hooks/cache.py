@@ -6,7 +6,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import (
+    DynamicCache,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    StaticLayer,
+)
 
 _LEAST_ROOM = 256
 
@@ -126,3 +131,14 @@ def can_branch_later(cache: Any) -> bool:
         type(layer) in (DynamicLayer, GrowingLayer, DynamicSlidingWindowLayer)
         for layer in cache.layers
     )
+
+
+def is_static(cache: Any) -> bool:
+    """Whether a cache's layers hold buffers of a fixed size."""
+    return all(isinstance(layer, StaticLayer) for layer in cache.layers)
+
+
+def allocate_anew(cache: Any) -> None:
+    """Let an empty static cache allocate its buffers by the rows that it is given next."""
+    for layer in cache.layers:
+        layer.is_initialized = False

@@ -97,6 +97,12 @@ class Call:
             "mask": self.mask,
             "causal": self.query.shape[2] > 1 and (self.mask is None or self.mask.shape[2] == 1),
             "scale": self.scaling,
+        for name in UNSERVED_KEYWORDS:
+            if self.keywords.get(name) is not None:
+                raise ValueError(
+                    f"the model gives its attention {name}, which Radar's does not serve; it "
+                    "cannot be steered"
+                )
             "softcap": self.keywords.get("softcap"),
             "sinks": self.keywords.get("s_aux"),
         }

@@ -83,6 +83,7 @@ class TwoBranches:
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Double the inputs, running what both branches share only once."""
         self.attention.doubled = False
+        self.attention.entered = True
         self.attention.packed = None
         kwargs = dict(call_arguments(model.forward, args, kwargs))
         for name, value in kwargs.items():
@@ -131,6 +132,7 @@ class TwoBranches:
         """Blend the logits where the output layer could not be fed blended rows."""
         doubled, self.attention.doubled = self.attention.doubled, False
         packed, self.attention.packed = self.attention.packed, None
+        self.attention.entered = False
         if output is None:
             return None
         if packed is not None:

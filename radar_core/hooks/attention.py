@@ -41,7 +41,6 @@ class Window:
     native_mask: Tensor | None
     local: bool = False
     mask: Tensor | None = None
-    query_length: int
 
 
 @dataclass(frozen=True)
@@ -86,17 +85,14 @@ class Call:
         """Return what `anchor_attention` needs besides the tensors.
 
         Raises:
-            ValueError: the mask holds numbers, so that what it hides cannot be told from a bias.
+            ValueError: the mask holds numbers, so that what it hides cannot be told from a bias, or
+                the model asks for what Radar's attention does not serve.
         """
         if self.mask is not None and self.mask.dtype != torch.bool:
             raise ValueError(
                 f"the 4-D attention mask has dtype {self.mask.dtype}; steering needs a bool mask "
                 "(True = may attend) or the usual 2-D one"
             )
-        return {
-            "mask": self.mask,
-            "causal": self.query.shape[2] > 1 and (self.mask is None or self.mask.shape[2] == 1),
-            "scale": self.scaling,
         for name in UNSERVED_KEYWORDS:
             if self.keywords.get(name) is not None:
                 raise ValueError(

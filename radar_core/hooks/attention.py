@@ -103,6 +103,10 @@ class Call:
             "sinks": self.keywords.get("s_aux"),
         }
 
+        return {
+            "mask": self.mask,
+            "causal": self.query.shape[2] > 1 and (self.mask is None or self.mask.shape[2] == 1),
+            "scale": self.scaling,
 
 @dataclass
 class AttentionHook:
@@ -122,6 +126,7 @@ class AttentionHook:
         measured: [B, heads] for each layer, filled by every forward pass; None not to measure.
         calls: how often each layer's attention has run.
     """
+        entered: whether a forward pass of the model itself is at work; kept with `hide_anchors`.
 
     method: Method
     anchors: Tensor | None

@@ -30,6 +30,8 @@ _lock = threading.Lock()
 # Kinds of layers that carry what they read on in a state, and that mix tokens beside attention.
 STATEFUL_LAYERS = {"linear_attention", "mamba", "hybrid", "hybrid_sliding"}
 MIXING_LAYERS = {"conv"}
+# States that a decoder attends to beside its prompt.
+ELSEWHERE_INPUTS = ("encoder_hidden_states", "cross_attention_states")
 # Names of attention implementations under which steered models run.
 STEERED_NAME = "radar_"
 
@@ -279,6 +281,19 @@ def check_can_be_steered(model: Any, method: Method) -> None:
             f"{type(method).__name__} cannot steer it"
             + ("" if unseen & STATEFUL_LAYERS else "; use AttentionBias or TargetMass")
         )
+    crossing = next((m for m in attention_modules(model) if attends_elsewhere(m)), None)
+    if crossing is not None:
+        raise ValueError(
+            f"{name} has {type(crossing).__name__} layers, which attend to other inputs than the "
+            "prompt; it cannot be steered"
+        )
+    if any(
+        "Indexer" in type(m).__name__ for top in attention_modules(model) for m in top.modules()
+    ):
+        raise ValueError(
+            f"{name} chooses by an indexer which keys its attention reads, which Radar's attention "
+            "does not serve; it cannot be steered"
+        )
     if not any(getattr(module, "is_causal", True) for module in attention_modules(model)):
         raise ValueError(
             f"the attention of {name} is not causal: it is an encoder; Radar steers decoder-only "
@@ -294,6 +309,13 @@ def check_can_be_steered(model: Any, method: Method) -> None:
             f"{name} uses the attention implementation {implementation!r}; expected one of "
             f"{list(SUPPORTED_IMPLEMENTATIONS)}: call model.set_attn_implementation('sdpa')"
         )
+
+
+def attends_elsewhere(module: Any) -> bool:
+    """Whether an attention module attends to an encoder's states, not to the prompt itself."""
+    return "CrossAttention" in type(module).__name__ or bool(
+        getattr(module, "is_cross_attention", False)
+    )
 
 
 def check_strengths(method: Method, anchors: Tensor | None) -> None:
@@ -467,6 +489,12 @@ class Watch:
                 "measure what anchors get with radar_core.attention_mass(model, ...), or leave the "
                 "block"
             )
+        for name in ELSEWHERE_INPUTS:
+            if kwargs.get(name) is not None:
+                raise ValueError(
+                    f"{name} was given, but a steered model attends to its prompt alone; leave the "
+                    "steered block for such calls"
+                )
         let_grow(given_cache(kwargs)[1])
 
     def after(self, model: Any, args: Any, output: Any) -> None:

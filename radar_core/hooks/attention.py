@@ -20,6 +20,9 @@ from radar_kernels import anchor_attention
 # Attention implementations of transformers whose masks and results Radar reproduces.
 SUPPORTED_IMPLEMENTATIONS = ("sdpa", "eager")
 
+# What some models give their attention that changes its result, and Radar's does not know.
+UNSERVED_KEYWORDS = ("indices", "block_indices", "position_bias", "sinks")
+
 
 @dataclass
 class Window:
@@ -29,15 +32,16 @@ class Window:
         key_length: number of keys that the attention functions get.
         key_offset: position of the first key.
         query_offset: position of the first query; a 0-dim tensor with a static cache.
+        query_length: number of queries; layers that share keys may be given the last ones alone.
         native_mask: the mask that the model's own attention expects, for layers left untouched.
         local: whether it belongs to layers that see only a sliding window or chunk of the keys.
         mask: the mask that those layers are given.
-        query_length: number of queries; layers that share keys may be given the last ones alone.
     """
 
     key_length: int
     key_offset: int
     query_offset: int | Tensor
+    query_length: int
     native_mask: Tensor | None
     local: bool = False
     mask: Tensor | None = None
@@ -99,14 +103,14 @@ class Call:
                     f"the model gives its attention {name}, which Radar's does not serve; it "
                     "cannot be steered"
                 )
-            "softcap": self.keywords.get("softcap"),
-            "sinks": self.keywords.get("s_aux"),
-        }
-
         return {
             "mask": self.mask,
             "causal": self.query.shape[2] > 1 and (self.mask is None or self.mask.shape[2] == 1),
             "scale": self.scaling,
+            "softcap": self.keywords.get("softcap"),
+            "sinks": self.keywords.get("s_aux"),
+        }
+
 
 @dataclass
 class AttentionHook:
@@ -122,11 +126,11 @@ class AttentionHook:
         uses_native: whether some layer or query is left to the model's own attention.
         hide_anchors: whether the second half of a doubled batch cannot see the anchors.
         doubled: whether the forward pass at work runs both branches.
+        entered: whether a forward pass of the model itself is at work; kept with `hide_anchors`.
         packed: how both branches lie in one row, where the forward pass at work has them so.
         measured: [B, heads] for each layer, filled by every forward pass; None not to measure.
         calls: how often each layer's attention has run.
     """
-        entered: whether a forward pass of the model itself is at work; kept with `hide_anchors`.
 
     method: Method
     anchors: Tensor | None
@@ -137,6 +141,7 @@ class AttentionHook:
     uses_native: bool = False
     hide_anchors: bool = False
     doubled: bool = False
+    entered: bool = False
     packed: Packed | None = None
     measured: dict[int, Tensor] | None = None
     calls: dict[int, int] = field(default_factory=dict)
@@ -237,7 +242,8 @@ class AttentionHook:
         hides = self.doubled and self.hide_anchors
         end = kv_offset + kv_length
         plainly_causal = (
-            kwargs.get("mask_function") is causal_mask_function
+            allow_is_causal_skip  # else the model itself reads the mask
+            and kwargs.get("mask_function") is causal_mask_function
             and not local
             and isinstance(q_offset, int)
             and q_offset + q_length == end
@@ -318,6 +324,11 @@ class AttentionHook:
                 dropout=dropout,
                 **kwargs,
             )
+        if self.hide_anchors and not self.entered:
+            raise RuntimeError(
+                "SPA steers calls of the model itself, but its forward or a part of it (such as "
+                "its base model) was called directly; call model(...) or model.generate(...)"
+            )
         layer: int = module.layer_idx  # type: ignore[assignment]
         self.calls[layer] = self.calls.get(layer, 0) + 1
         if dropout:
@@ -349,6 +360,9 @@ class AttentionHook:
             anchors = self._anchored_keys(call)
         if anchors is None:
             return self._plain(call, shared).transpose(1, 2)
+        if plan.target_mass is not None:
+            generating = self._generating(plan, call)
+            anchors = anchors if generating is None else anchors & generating
         out = anchor_attention(
             call.query,
             call.key,
@@ -367,9 +381,6 @@ class AttentionHook:
 
     def _plain(self, call: Call, shared: dict[str, Any]) -> Tensor:
         """Run Radar's attention with nothing anchored: [B, heads, q, D]."""
-        if plan.target_mass is not None:
-            generating = self._generating(plan, call)
-            anchors = anchors if generating is None else anchors & generating
         out = anchor_attention(call.query, call.key, call.value, None, **shared)
         assert isinstance(out, Tensor)
         return out
@@ -422,8 +433,11 @@ class AttentionHook:
         assert anchors is not None
         rows = anchors.shape[0]
         last = call.last_queries(1).first_rows(rows)
+        shared = last.kernel_arguments()
+        if plan.bias is not None and anchors.dtype != torch.bool:
+            return self._measure_factors(plan.bias, last, anchors, shared)
         _, mass = anchor_attention(
-            last.query, last.key, last.value, anchors, return_mass=True, **last.kernel_arguments()
+            last.query, last.key, last.value, anchors, return_mass=True, **shared
         )
         mass = mass[:, :, 0]
         if plan.bias is not None:
@@ -437,15 +451,36 @@ class AttentionHook:
             return torch.where(movable, wanted, mass)
         return mass
 
+    def _measure_factors(
+        self, bias: Tensor, last: Call, anchors: Tensor, shared: dict[str, Any]
+    ) -> Tensor:
+        """Return the share that anchors of several factors get under a bias: [B, heads].
+
+        It is the output where an anchored key's value is 1 and any other's 0.
+        """
+        heads = last.key.shape[1]
+        value = (anchors != 0).to(last.value.dtype)[:, None, :, None].expand(-1, heads, -1, -1)
+        out = anchor_attention(last.query, last.key, value, anchors, bias=bias, **shared)
+        assert isinstance(out, Tensor)
+        return out[:, :, 0, 0].float()
+
     def _native(self, module: torch.nn.Module, call: Call) -> tuple[Tensor, Tensor | None]:
         """Run the attention that the model had, with the mask that it would have had."""
         function = native_attention(module, self.native_name)
+        mask, queries = call.window.native_mask, call.query.shape[2]
+        if queries < call.window.query_length:
+            if mask is not None:
+                mask = mask[..., -queries:, :]
+            elif queries > 1:  # sdpa would take the last queries for the first
+                keys = call.key.shape[2]
+                mask = torch.ones(queries, keys, dtype=torch.bool, device=call.query.device)
+                mask = mask.tril(keys - queries)[None, None]
         return function(
             module,
             call.query,
             call.key,
             call.value,
-            call.window.native_mask,
+            mask,
             scaling=call.scaling,
             dropout=0.0,
             **call.keywords,

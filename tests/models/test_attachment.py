@@ -497,6 +497,18 @@ def test_generate_refuses_anchors_of_another_shape(model, inputs, method, change
 
 
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("rows", [[0], [0, 1, 0, 1]])
+def test_a_pass_over_other_rows_than_the_anchors_have_is_refused(model, inputs, method, rows):
+    """Repeated in silence, a row of anchors would steer another prompt than its own."""
+    anchors = inputs.pop("anchors")
+    with (
+        method.applied_to(model, anchors),
+        pytest.raises(ValueError, match=f"anchors has 2 rows, but the model is given {len(rows)}"),
+    ):
+        model(**{name: value[rows] for name, value in inputs.items()})
+
+
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("chunks", [(20,), (8, 12), (8, 8, 4)])
 def test_a_pass_that_reaches_beyond_the_anchors_is_refused(model, inputs, method, chunks):
     anchors, ids = inputs["anchors"][:1, :15], inputs["input_ids"][:1]

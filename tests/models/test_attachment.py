@@ -610,7 +610,13 @@ def test_guidance_is_refused_under_steering_only(model, inputs, method):
         lambda: AttentionBias(1.0, queries="some"),
         lambda: AttentionBias(1.0, layers=[]),
         lambda: AttentionBias(1.0, heads=[1, 1]),
+        lambda: AttentionBias(1.0, layers=3),
+        lambda: AttentionBias(1.0, layers=iter([1])),
+        lambda: AttentionBias(1.0, heads={0: 1}),
+        lambda: TargetMass(0.5, heads=(head for head in [1])),
         lambda: TargetMass(0.0),
+        lambda: TargetMass(1e-60),
+        lambda: TargetMass(1 - 1e-12),
         lambda: TargetMass(0.5, mode="most"),
     ],
 )

@@ -12,6 +12,7 @@ from transformers.cache_utils import DynamicCache
 from radar_core.hooks.attention import AttentionHook
 from radar_core.hooks.cache import (
     BranchedCache,
+    BranchedStaticCache,
     allocate_anew,
     cached_rows,
     can_be_written,
@@ -107,13 +108,15 @@ class TwoBranches:
                     return (), self._pack(kwargs, cache, batch, length)
                 kwargs = self._run_prefix(kwargs, cache, cache_name, batch, length)
         elif cache is not None:
-            if is_static(cache) and cached_rows(cache) == batch:
-                if int(past):
+            if is_static(cache):
+                if cached_rows(cache) == batch and int(past):
                     raise ValueError(
-                        f"the {type(cache).__name__} already holds {int(past)} tokens of one "
-                        "branch; SPA needs one that is empty, or none"
+                        f"the cache already holds {int(past)} tokens of one branch; SPA needs a "
+                        "static cache that is empty, or none"
                     )
-                allocate_anew(cache)  # made beforehand, for the rows of one branch
+                if cached_rows(cache) == batch:  # made beforehand, for one branch
+                    allocate_anew(cache)
+                cache.__class__ = BranchedStaticCache
             if not self._warned and past == 0:
                 self._warned = True
                 logger.info(

@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers.cache_utils import (
+    Cache,
     DynamicCache,
     DynamicLayer,
     DynamicSlidingWindowLayer,
-    StaticLayer,
+    StaticCache,
 )
 
 _LEAST_ROOM = 256
@@ -41,11 +42,11 @@ class GrowingLayer(DynamicLayer):
         return self.keys, self.values
 
 
-class BranchedCache(DynamicCache):
-    """A `DynamicCache` of two branches; beam search only knows of the first half of its rows.
+class BothHalves(Cache):
+    """Makes a cache one of two branches; beam search only knows of the first half of its rows.
 
-    A plain cache becomes one by its class alone, so it can be copied and pickled as before, and it
-    serves an unsteered model on.
+    A cache becomes one by its class alone, so it can be copied and pickled as before, and it serves
+    an unsteered model on.
     """
 
     def reorder_cache(self, beam_idx: Any) -> None:
@@ -53,6 +54,14 @@ class BranchedCache(DynamicCache):
         if cached_rows(self) == 2 * beam_idx.shape[0]:
             beam_idx = torch.cat([beam_idx, beam_idx + beam_idx.shape[0]])
         super().reorder_cache(beam_idx)
+
+
+class BranchedCache(BothHalves, DynamicCache):
+    """A `DynamicCache` of two branches."""
+
+
+class BranchedStaticCache(BothHalves, StaticCache):
+    """A `StaticCache` of two branches."""
 
 
 PLAIN_CACHES = (DynamicCache, BranchedCache)
@@ -134,8 +143,8 @@ def can_branch_later(cache: Any) -> bool:
 
 
 def is_static(cache: Any) -> bool:
-    """Whether a cache's layers hold buffers of a fixed size."""
-    return all(isinstance(layer, StaticLayer) for layer in cache.layers)
+    """Whether a cache is transformers' own with buffers of a fixed size."""
+    return type(cache) in (StaticCache, BranchedStaticCache)
 
 
 def allocate_anew(cache: Any) -> None:

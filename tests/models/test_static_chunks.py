@@ -59,3 +59,13 @@ def test_a_static_cache_with_tokens_of_one_branch_is_refused():
         pytest.raises(ValueError, match="already holds 2 tokens of one branch"),
     ):
         model.generate(**inputs, **GREEDY, past_key_values=cache)
+
+
+@pytest.mark.parametrize("family", ["Llama", "Gemma3Text"])
+def test_beams_reorder_both_branches(family):
+    model, inputs = tiny_model(family, shape=MIXED.get(family)), prompts(**BATCH)
+    anchors = inputs.pop("anchors")
+    beams = dict(num_beams=3, num_return_sequences=2, max_new_tokens=8, do_sample=False)
+    with SPA(1.7).applied_to(model, anchors=anchors):
+        expected = model.generate(**inputs, **beams)
+        assert torch.equal(expected, model.generate(**inputs, **beams, **STATIC))

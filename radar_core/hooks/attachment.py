@@ -96,12 +96,22 @@ class Attachment(AbstractContextManager[Steering]):
         assert self._steering is not None
         return self._steering
 
-    def __exit__(self, *raised: object) -> None:
+    def __exit__(self, kind: Any, *raised: object) -> None:
+        unfinished = kind is None and self._steers() and is_run_elsewhere(self.model)
         try:
             self._take_off()
         except BaseException:
             self._take_off()
             raise
+        if unfinished:
+            raise RuntimeError(
+                f"the steered block was left while another thread is running "
+                f"{type(self.model).__name__}, whose reply is steered no longer; wait for that "
+                "thread (join it) before leaving the block"
+            )
+
+    def _steers(self) -> bool:
+        return self._steering is not None and self._steering.active
 
     def _take_off(self) -> None:
         def take_off() -> None:
@@ -332,11 +342,16 @@ def check_strengths(method: Method, anchors: Tensor | None) -> None:
 
 def check_idle(model: Any) -> None:
     """Raise RuntimeError if another thread is in the middle of running the model."""
-    others = sys._current_frames().keys() - {threading.get_ident()}
-    if any(is_inside(model, thread) for thread in others):
+    if is_run_elsewhere(model):
         raise RuntimeError(
             f"another thread is running {type(model).__name__}; wait for it, or load a second model"
         )
+
+
+def is_run_elsewhere(model: Any) -> bool:
+    """Whether another thread is in the middle of running the model."""
+    others = sys._current_frames().keys() - {threading.get_ident()}
+    return any(is_inside(model, thread) for thread in others)
 
 
 def attention_modules(model: Any) -> list[torch.nn.Module]:

@@ -193,6 +193,30 @@ def test_a_model_that_another_thread_is_running_is_refused(model, inputs):
     assert "another thread is running" in caught[0]
 
 
+def test_leaving_while_another_thread_is_running_the_model_is_told(model, inputs):
+    """As with a streamer whose thread was not joined: the rest of its reply is not steered."""
+    anchors, inside, go = inputs.pop("anchors"), threading.Event(), threading.Event()
+
+    def hold(*_):
+        inside.set()
+        go.wait(10)
+
+    before = snapshot(model)
+    handle = model.model.layers[2].mlp.register_forward_hook(hold)
+    thread = threading.Thread(target=model, kwargs=inputs)
+    with (
+        pytest.raises(RuntimeError, match="join it"),
+        AttentionBias(2.0).applied_to(model, anchors),
+    ):
+        thread.start()
+        inside.wait(10)
+    go.set()
+    thread.join()
+    handle.remove()
+    restored = snapshot(model) == before
+    assert restored
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast(model, inputs, dtype):
     anchors = inputs.pop("anchors")

@@ -93,6 +93,11 @@ class TwoBranches:
                     f"SPA runs two branches of a prompt's text, but {name} was given; steer "
                     "prompts with images or sound by AttentionBias or TargetMass"
                 )
+        if self.blends_logits and kwargs.get("labels") is not None:
+            raise ValueError(
+                f"{type(model).__name__} caps its logits, so that SPA blends them after the loss; "
+                "leave labels out and compute the loss from the steered logits"
+            )
         batch, length = given_tokens(kwargs).shape[:2]
         cache_name, cache = given_cache(kwargs)
         past = cache.get_seq_length() if cache is not None else 0
@@ -142,13 +147,17 @@ class TwoBranches:
             packed.unpack(given_cache(kwargs)[1])
         if not (doubled or packed) or not self.blends_logits:
             return output
-        full, hidden = output.logits.chunk(2, dim=1 if packed else 0)
+        logits = output[0] if isinstance(output, tuple) else output.logits
+        full, hidden = logits.chunk(2, dim=1 if packed else 0)
         shape = full.shape
         weights = self._row_weights(shape[0], full.device).repeat_interleave(shape[1])
         blended = blend_logits(
             full.reshape(-1, shape[-1]), hidden.reshape(-1, shape[-1]), strength=weights
         )
-        output.logits = blended.view(shape).to(full.dtype)
+        blended = blended.view(shape).to(full.dtype)
+        if isinstance(output, tuple):
+            return blended, *output[1:]
+        output.logits = blended
         return output
 
     def _blend_hidden(self, module: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:

@@ -111,7 +111,8 @@ class TwoBranches:
             elif rows is None and self._shares_prefix(kwargs, length):
                 if can_pack(model, cache, kwargs):
                     return (), self._pack(kwargs, cache, batch, length)
-                kwargs = self._run_prefix(kwargs, cache, cache_name, batch, length)
+                if not rotates_by_length(model):
+                    kwargs = self._run_prefix(kwargs, cache, cache_name, batch, length)
         elif cache is not None:
             if is_static(cache):
                 if cached_rows(cache) == batch and int(past):
@@ -263,6 +264,16 @@ def blends_logits(model: Any) -> bool:
     """Whether something that is not linear follows the output layer, so that logits blend."""
     config = model.config.get_text_config(decoder=True)
     return getattr(config, "final_logit_softcapping", None) is not None
+
+
+def rotates_by_length(model: Any) -> bool:
+    """Whether how positions are rotated depends on the length of a pass, so that a prefix differs.
+
+    That is so for rotary embeddings of the kinds "dynamic" and "longrope".
+    """
+    given = getattr(model.config.get_text_config(decoder=True), "rope_parameters", None) or {}
+    kinds = [given, *(value for value in given.values() if isinstance(value, dict))]
+    return any(kind.get("rope_type") in ("dynamic", "longrope") for kind in kinds)
 
 
 def ready_masks(mask: Any) -> dict[str, Tensor] | None:

@@ -7,7 +7,17 @@ import torch
 from transformers.masking_utils import causal_mask_function
 
 from radar_core import SPA, AttentionBias, NoSteering, TargetMass, attention_mass
-from tests.models.tiny import HEADS, SHAPE, biased_logits, eager_twin, prompts, tiny_model
+from tests.models.tiny import (
+    FAMILIES,
+    HEADS,
+    SHAPE,
+    biased_logits,
+    eager_twin,
+    full_logits,
+    hidden_logits,
+    prompts,
+    tiny_model,
+)
 
 BATCH = {"lengths": [20, 13], "anchored": [[3, 4, 9], [6, 12]]}
 GREEDY = dict(max_new_tokens=3, do_sample=False, output_logits=True, return_dict_in_generate=True)
@@ -141,6 +151,33 @@ def test_spa_refuses_calls_that_go_around_the_model(call):
         with pytest.raises(RuntimeError, match=r"call model\(\.\.\.\)"):
             call(model)(**inputs)
         assert torch.equal(steered, model(**inputs).logits)
+
+
+@pytest.mark.parametrize("family", ["Llama", "Mistral"])
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "dynamic", "factor": 40.0},
+        {
+            "rope_type": "longrope",
+            "short_factor": [1.0] * 8,
+            "long_factor": [4.0] * 8,
+            "original_max_position_embeddings": 16,
+        },
+    ],
+)
+def test_positions_that_are_rotated_by_the_length_of_a_pass(family, rope):
+    """Run by itself, the shared part of a long prompt would be rotated as a short prompt is."""
+    rope = {"rope_parameters": rope | {"rope_theta": 1e4}, "max_position_embeddings": 16}
+    # The rotation remembers the longest pass, so the oracle has a model of its own.
+    model, fresh = (tiny_model(family, shape=FAMILIES[family] | rope) for _ in range(2))
+    inputs = prompts([30, 24], [[10, 20], [6, 9]])
+    anchors, ids, mask = inputs["anchors"], inputs["input_ids"], inputs["attention_mask"]
+    with SPA(1.7).applied_to(model, anchors=anchors):
+        out = model.generate(ids, attention_mask=mask, **GREEDY)
+    full = full_logits(fresh, ids, mask)
+    hidden = hidden_logits(fresh, ids, mask, anchors)
+    torch.testing.assert_close(out.logits[0], 1.7 * full - 0.7 * hidden, atol=1e-4, rtol=0)
 
 
 def test_the_mass_of_factors_under_a_bias():

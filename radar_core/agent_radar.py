@@ -20,7 +20,7 @@ from radar_core.relevance.score import (
     select_sentences,
 )
 from radar_core.topology import Topology
-from radar_core.transcript import Message, Transcript
+from radar_core.transcript import LAST_ROUND, Message, Transcript, check_unicode
 
 __all__ = ["AgentRadar", "Chosen", "Prompt"]
 
@@ -316,10 +316,13 @@ class AgentRadar:
         hops = self.topology.hops_to(receiver)
         if not isinstance(query, str) or not query.strip():
             raise ValueError(f"query must be a str that is not blank, got {query!r}")
+        check_unicode("query", query)
         if round is None:
             return hops, 1 + max((message.round for message in self._transcript), default=-1)
         if isinstance(round, bool) or not isinstance(round, int) or round < 0:
             raise ValueError(f"round must be a whole number >= 0 or None, got {round!r}")
+        if round > LAST_ROUND + 1:
+            raise ValueError(f"round must be at most {LAST_ROUND + 1}, a larger one was given")
         return hops, round
 
     def _visible(self, hops: dict[str, int], now: int) -> list[tuple[int, Message]]:

@@ -259,9 +259,8 @@ class Topology:
         Text files have one edge a line: `a -> b`, `b <- a`, `a <-> b` (both ways), `a, b` (CSV,
         quotes allowed) or `a b`; arrows may form a chain, `a -> b -> c`; a single name adds an
         agent without an edge; blank lines are skipped, and so is what follows a # at the start of
-        a line or after a blank (but not in a line with quotes). A .json file holds a list of
-        pairs, or
-        `{"edges": [[a, b], ...], "agents": [...]?}`.
+        a line or after a blank (but not in a line with quotes). A .json file, or one that begins
+        with `[[` or `{"`, holds a list of pairs, or `{"edges": [[a, b], ...], "agents": [...]?}`.
 
         Args:
             path: the file, UTF-8 (a byte order mark is allowed).
@@ -278,7 +277,7 @@ class Topology:
             text = file.read_text(encoding="utf-8-sig")
         except UnicodeDecodeError as error:
             raise ValueError(f"{path}: not UTF-8: {error.reason}") from None
-        if file.suffix.lower() == ".json":
+        if file.suffix.lower() == ".json" or re.match(r"\s*(\[\s*\[|\{\s*\")", text):
             edges, agents = _json_edges(text, path)
         else:
             edges, agents = _text_edges(text, path)

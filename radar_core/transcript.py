@@ -39,16 +39,22 @@ class Message:
             raise ValueError(f"sender must be the name of an agent, got {self.sender!r}")
         if not isinstance(self.text, str):
             raise ValueError(f"text must be a str, got {type(self.text).__name__}")
-        try:
-            self.text.encode()
-        except UnicodeEncodeError as error:  # JSON allows half a surrogate pair, tokenizers do not
-            raise ValueError(
-                f"text holds half a surrogate pair at character {error.start}; replace it"
-            ) from None
+        check_unicode("sender", self.sender)
+        check_unicode("text", self.text)
         if isinstance(self.round, bool) or not isinstance(self.round, int) or self.round < 0:
             raise ValueError(f"round must be a whole number >= 0, got {self.round!r}")
         if self.round > LAST_ROUND:
             raise ValueError(f"round must be at most {LAST_ROUND}, a larger one was given")
+
+
+def check_unicode(name: str, text: str) -> None:
+    """Raise ValueError if a text holds half a surrogate pair: JSON allows it, tokenizers do not."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{name} holds half a surrogate pair at character {error.start}; replace it"
+        ) from None
 
 
 class Transcript:

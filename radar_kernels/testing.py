@@ -82,6 +82,7 @@ def attention_oracle(
     scale = size**-0.5 if scale is None else scale
     machine = max(torch.finfo(query.dtype).eps, 2.0**-52)
     single = 2.0**-52 if query.dtype == torch.float64 else _SINGLE
+    smallest = max(1e-37, torch.finfo(query.dtype).smallest_normal * machine)
     # For half precision torch's kernels take an exponential that is good to about 14 bits.
     coarse = 2.0**-13 if machine > _SINGLE else 0.0
 
@@ -114,7 +115,7 @@ def attention_oracle(
                 shift = 0.0
                 if added is not None:
                     shift = added[row, head]
-                elif target is not None and 0 < share < 1:
+                elif target is not None and min(anchored, rest) > -math.inf:
                     goal = target[row, head]
                     shift = math.log(goal) - math.log1p(-goal) - (anchored - rest)
                     if target_mode == "at_least":
@@ -129,7 +130,7 @@ def attention_oracle(
                 out[row, head, token] = weights @ read_value
                 off = 4 * single * (4 + size_of.max() + numpy.abs(shift * factors).max())
                 magnitude = weights @ numpy.abs(read_value)
-                out_budget[row, head, token] = (4 * machine + off) * magnitude + 1e-37
+                out_budget[row, head, token] = (4 * machine + off) * magnitude + smallest
                 off += coarse
                 mass_budget[row, head, token] = off + _SINGLE  # it is float32 for any input
                 lse_budget[row, head, token] = off + 4 * single * abs(total)
@@ -404,6 +405,8 @@ def _log_sum_exp(logits: list[float] | NDArray[numpy.float64]) -> float:
     if len(logits) == 0:
         return -math.inf
     top = max(logits)
+    if top == -math.inf:
+        return top
     return top + math.log(math.fsum(math.exp(one - top) for one in logits))
 
 

@@ -30,6 +30,8 @@ _lock = threading.Lock()
 # Kinds of layers that carry what they read on in a state, and that mix tokens beside attention.
 STATEFUL_LAYERS = {"linear_attention", "mamba", "hybrid", "hybrid_sliding"}
 MIXING_LAYERS = {"conv"}
+# States that a decoder attends to beside its prompt.
+ELSEWHERE_INPUTS = ("encoder_hidden_states", "cross_attention_states")
 # Names of attention implementations under which steered models run.
 STEERED_NAME = "radar_"
 
@@ -94,12 +96,22 @@ class Attachment(AbstractContextManager[Steering]):
         assert self._steering is not None
         return self._steering
 
-    def __exit__(self, *raised: object) -> None:
+    def __exit__(self, kind: Any, *raised: object) -> None:
+        unfinished = kind is None and self._steers() and is_run_elsewhere(self.model)
         try:
             self._take_off()
         except BaseException:
             self._take_off()
             raise
+        if unfinished:
+            raise RuntimeError(
+                f"the steered block was left while another thread is running "
+                f"{type(self.model).__name__}, whose reply is steered no longer; wait for that "
+                "thread (join it) before leaving the block"
+            )
+
+    def _steers(self) -> bool:
+        return self._steering is not None and self._steering.active
 
     def _take_off(self) -> None:
         def take_off() -> None:
@@ -279,6 +291,19 @@ def check_can_be_steered(model: Any, method: Method) -> None:
             f"{type(method).__name__} cannot steer it"
             + ("" if unseen & STATEFUL_LAYERS else "; use AttentionBias or TargetMass")
         )
+    crossing = next((m for m in attention_modules(model) if attends_elsewhere(m)), None)
+    if crossing is not None:
+        raise ValueError(
+            f"{name} has {type(crossing).__name__} layers, which attend to other inputs than the "
+            "prompt; it cannot be steered"
+        )
+    if any(
+        "Indexer" in type(m).__name__ for top in attention_modules(model) for m in top.modules()
+    ):
+        raise ValueError(
+            f"{name} chooses by an indexer which keys its attention reads, which Radar's attention "
+            "does not serve; it cannot be steered"
+        )
     if not any(getattr(module, "is_causal", True) for module in attention_modules(model)):
         raise ValueError(
             f"the attention of {name} is not causal: it is an encoder; Radar steers decoder-only "
@@ -296,6 +321,13 @@ def check_can_be_steered(model: Any, method: Method) -> None:
         )
 
 
+def attends_elsewhere(module: Any) -> bool:
+    """Whether an attention module attends to an encoder's states, not to the prompt itself."""
+    return "CrossAttention" in type(module).__name__ or bool(
+        getattr(module, "is_cross_attention", False)
+    )
+
+
 def check_strengths(method: Method, anchors: Tensor | None) -> None:
     """Raise ValueError if SPA has several strengths, but not one for every row of the anchors."""
     if anchors is None or not isinstance(method, SPA):
@@ -310,11 +342,16 @@ def check_strengths(method: Method, anchors: Tensor | None) -> None:
 
 def check_idle(model: Any) -> None:
     """Raise RuntimeError if another thread is in the middle of running the model."""
-    others = sys._current_frames().keys() - {threading.get_ident()}
-    if any(is_inside(model, thread) for thread in others):
+    if is_run_elsewhere(model):
         raise RuntimeError(
             f"another thread is running {type(model).__name__}; wait for it, or load a second model"
         )
+
+
+def is_run_elsewhere(model: Any) -> bool:
+    """Whether another thread is in the middle of running the model."""
+    others = sys._current_frames().keys() - {threading.get_ident()}
+    return any(is_inside(model, thread) for thread in others)
 
 
 def attention_modules(model: Any) -> list[torch.nn.Module]:
@@ -467,6 +504,12 @@ class Watch:
                 "measure what anchors get with radar_core.attention_mass(model, ...), or leave the "
                 "block"
             )
+        for name in ELSEWHERE_INPUTS:
+            if kwargs.get(name) is not None:
+                raise ValueError(
+                    f"{name} was given, but a steered model attends to its prompt alone; leave the "
+                    "steered block for such calls"
+                )
         let_grow(given_cache(kwargs)[1])
 
     def after(self, model: Any, args: Any, output: Any) -> None:

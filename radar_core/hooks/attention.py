@@ -20,6 +20,9 @@ from radar_kernels import anchor_attention
 # Attention implementations of transformers whose masks and results Radar reproduces.
 SUPPORTED_IMPLEMENTATIONS = ("sdpa", "eager")
 
+# What some models give their attention that changes its result, and Radar's does not know.
+UNSERVED_KEYWORDS = ("indices", "block_indices", "position_bias", "sinks")
+
 
 @dataclass
 class Window:
@@ -29,6 +32,7 @@ class Window:
         key_length: number of keys that the attention functions get.
         key_offset: position of the first key.
         query_offset: position of the first query; a 0-dim tensor with a static cache.
+        query_length: number of queries; layers that share keys may be given the last ones alone.
         native_mask: the mask that the model's own attention expects, for layers left untouched.
         local: whether it belongs to layers that see only a sliding window or chunk of the keys.
         mask: the mask that those layers are given.
@@ -37,6 +41,7 @@ class Window:
     key_length: int
     key_offset: int
     query_offset: int | Tensor
+    query_length: int
     native_mask: Tensor | None
     local: bool = False
     mask: Tensor | None = None
@@ -84,13 +89,20 @@ class Call:
         """Return what `anchor_attention` needs besides the tensors.
 
         Raises:
-            ValueError: the mask holds numbers, so that what it hides cannot be told from a bias.
+            ValueError: the mask holds numbers, so that what it hides cannot be told from a bias, or
+                the model asks for what Radar's attention does not serve.
         """
         if self.mask is not None and self.mask.dtype != torch.bool:
             raise ValueError(
                 f"the 4-D attention mask has dtype {self.mask.dtype}; steering needs a bool mask "
                 "(True = may attend) or the usual 2-D one"
             )
+        for name in UNSERVED_KEYWORDS:
+            if self.keywords.get(name) is not None:
+                raise ValueError(
+                    f"the model gives its attention {name}, which Radar's does not serve; it "
+                    "cannot be steered"
+                )
         return {
             "mask": self.mask,
             "causal": self.query.shape[2] > 1 and (self.mask is None or self.mask.shape[2] == 1),
@@ -114,6 +126,7 @@ class AttentionHook:
         uses_native: whether some layer or query is left to the model's own attention.
         hide_anchors: whether the second half of a doubled batch cannot see the anchors.
         doubled: whether the forward pass at work runs both branches.
+        entered: whether a forward pass of the model itself is at work; kept with `hide_anchors`.
         packed: how both branches lie in one row, where the forward pass at work has them so.
         measured: [B, heads] for each layer, filled by every forward pass; None not to measure.
         calls: how often each layer's attention has run.
@@ -128,6 +141,7 @@ class AttentionHook:
     uses_native: bool = False
     hide_anchors: bool = False
     doubled: bool = False
+    entered: bool = False
     packed: Packed | None = None
     measured: dict[int, Tensor] | None = None
     calls: dict[int, int] = field(default_factory=dict)
@@ -215,7 +229,9 @@ class AttentionHook:
             **kwargs,
         )
         local = kwargs.get("local_size") is not None
-        window = Window(kv_length, kv_offset, q_offset, None, local)
+        # A static cache's offset is its own counter: it moves on before the layers' attention runs.
+        first = q_offset.clone() if isinstance(q_offset, Tensor) else q_offset
+        window = Window(kv_length, kv_offset, first, q_length, None, local)
         self._windows.append(window)
         if self.uses_native:
             window.native_mask = ALL_MASK_ATTENTION_FUNCTIONS[self.native_name](
@@ -226,7 +242,8 @@ class AttentionHook:
         hides = self.doubled and self.hide_anchors
         end = kv_offset + kv_length
         plainly_causal = (
-            kwargs.get("mask_function") is causal_mask_function
+            allow_is_causal_skip  # else the model itself reads the mask
+            and kwargs.get("mask_function") is causal_mask_function
             and not local
             and isinstance(q_offset, int)
             and q_offset + q_length == end
@@ -307,6 +324,11 @@ class AttentionHook:
                 dropout=dropout,
                 **kwargs,
             )
+        if self.hide_anchors and not self.entered:
+            raise RuntimeError(
+                "SPA steers calls of the model itself, but its forward or a part of it (such as "
+                "its base model) was called directly; call model(...) or model.generate(...)"
+            )
         layer: int = module.layer_idx  # type: ignore[assignment]
         self.calls[layer] = self.calls.get(layer, 0) + 1
         if dropout:
@@ -338,6 +360,9 @@ class AttentionHook:
             anchors = self._anchored_keys(call)
         if anchors is None:
             return self._plain(call, shared).transpose(1, 2)
+        if plan.target_mass is not None:
+            generating = self._generating(plan, call)
+            anchors = anchors if generating is None else anchors & generating
         out = anchor_attention(
             call.query,
             call.key,
@@ -370,7 +395,7 @@ class AttentionHook:
         keywords: dict[str, Any],
     ) -> Tensor:
         """Run the attention of both branches of a packed row: [B, q, heads, D]."""
-        window = Window(packed.prompt, 0, 0, None)
+        window = Window(packed.prompt, 0, 0, packed.prompt, None)
         seen, visible = (
             None if mask is None else mask[:, None, None] for mask in (packed.seen, packed.visible)
         )
@@ -408,8 +433,11 @@ class AttentionHook:
         assert anchors is not None
         rows = anchors.shape[0]
         last = call.last_queries(1).first_rows(rows)
+        shared = last.kernel_arguments()
+        if plan.bias is not None and anchors.dtype != torch.bool:
+            return self._measure_factors(plan.bias, last, anchors, shared)
         _, mass = anchor_attention(
-            last.query, last.key, last.value, anchors, return_mass=True, **last.kernel_arguments()
+            last.query, last.key, last.value, anchors, return_mass=True, **shared
         )
         mass = mass[:, :, 0]
         if plan.bias is not None:
@@ -423,15 +451,36 @@ class AttentionHook:
             return torch.where(movable, wanted, mass)
         return mass
 
+    def _measure_factors(
+        self, bias: Tensor, last: Call, anchors: Tensor, shared: dict[str, Any]
+    ) -> Tensor:
+        """Return the share that anchors of several factors get under a bias: [B, heads].
+
+        It is the output where an anchored key's value is 1 and any other's 0.
+        """
+        heads = last.key.shape[1]
+        value = (anchors != 0).to(last.value.dtype)[:, None, :, None].expand(-1, heads, -1, -1)
+        out = anchor_attention(last.query, last.key, value, anchors, bias=bias, **shared)
+        assert isinstance(out, Tensor)
+        return out[:, :, 0, 0].float()
+
     def _native(self, module: torch.nn.Module, call: Call) -> tuple[Tensor, Tensor | None]:
         """Run the attention that the model had, with the mask that it would have had."""
         function = native_attention(module, self.native_name)
+        mask, queries = call.window.native_mask, call.query.shape[2]
+        if queries < call.window.query_length:
+            if mask is not None:
+                mask = mask[..., -queries:, :]
+            elif queries > 1:  # sdpa would take the last queries for the first
+                keys = call.key.shape[2]
+                mask = torch.ones(queries, keys, dtype=torch.bool, device=call.query.device)
+                mask = mask.tril(keys - queries)[None, None]
         return function(
             module,
             call.query,
             call.key,
             call.value,
-            call.window.native_mask,
+            mask,
             scaling=call.scaling,
             dropout=0.0,
             **call.keywords,
@@ -470,7 +519,7 @@ class AttentionHook:
             if kinds is None or window.local == local:
                 return window
         # A 4-D mask from the caller bypasses the mask function: its keys start at position 0.
-        return Window(keys, 0, keys - queries, mask)
+        return Window(keys, 0, keys - queries, queries, mask)
 
     def _steered_queries(self, plan: LayerPlan, length: int, window: Window) -> int:
         """Return how many of the last query tokens are steered."""
@@ -483,16 +532,23 @@ class AttentionHook:
             start = int(window.query_offset)
         else:
             start = window.query_offset
-        return max(0, min(length, start + length - (self.prompt_length - 1)))
+        end = start + window.query_length
+        return max(0, min(length, end - (self.prompt_length - 1)))
 
     def _bias(self, plan: LayerPlan, call: Call) -> Tensor | None:
         """Return a call's bias, zeroed on the device for a single query still in the prompt."""
+        generating = self._generating(plan, call)
+        if plan.bias is None or generating is None:
+            return plan.bias
+        return plan.bias * generating
+
+    def _generating(self, plan: LayerPlan, call: Call) -> Tensor | None:
+        """Return whether a single query's position, known to the device alone, is steered."""
         offset = call.window.query_offset
-        if plan.bias is None or plan.queries == "all" or not isinstance(offset, Tensor):
-            return plan.bias
-        if call.query.shape[2] > 1:
-            return plan.bias
-        return plan.bias * (offset.to(plan.bias.device) >= self.prompt_length - 1)
+        if plan.queries == "all" or not isinstance(offset, Tensor) or call.query.shape[2] > 1:
+            return None
+        last = offset.to(call.query.device) + call.window.query_length
+        return last >= self.prompt_length
 
 
 def native_attention(module: torch.nn.Module, name: str) -> Callable[..., Any]:

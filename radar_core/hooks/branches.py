@@ -12,10 +12,13 @@ from transformers.cache_utils import DynamicCache
 from radar_core.hooks.attention import AttentionHook
 from radar_core.hooks.cache import (
     BranchedCache,
+    BranchedStaticCache,
+    allocate_anew,
     cached_rows,
     can_be_written,
     can_branch_later,
     given_cache,
+    is_static,
 )
 from radar_core.hooks.packed import Packed, can_pack, tokens
 from radar_core.hooks.prompts import call_arguments, given_tokens
@@ -81,6 +84,7 @@ class TwoBranches:
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Double the inputs, running what both branches share only once."""
         self.attention.doubled = False
+        self.attention.entered = True
         self.attention.packed = None
         kwargs = dict(call_arguments(model.forward, args, kwargs))
         for name, value in kwargs.items():
@@ -89,6 +93,11 @@ class TwoBranches:
                     f"SPA runs two branches of a prompt's text, but {name} was given; steer "
                     "prompts with images or sound by AttentionBias or TargetMass"
                 )
+        if self.blends_logits and kwargs.get("labels") is not None:
+            raise ValueError(
+                f"{type(model).__name__} caps its logits, so that SPA blends them after the loss; "
+                "leave labels out and compute the loss from the steered logits"
+            )
         batch, length = given_tokens(kwargs).shape[:2]
         cache_name, cache = given_cache(kwargs)
         past = cache.get_seq_length() if cache is not None else 0
@@ -102,14 +111,25 @@ class TwoBranches:
             elif rows is None and self._shares_prefix(kwargs, length):
                 if can_pack(model, cache, kwargs):
                     return (), self._pack(kwargs, cache, batch, length)
-                kwargs = self._run_prefix(kwargs, cache, cache_name, batch, length)
-        elif cache is not None and past == 0 and not self._warned:
-            self._warned = True
-            logger.info(
-                "%s cannot be branched after the prompt's shared part; both branches prefill all "
-                "of it",
-                type(cache).__name__,
-            )
+                if not rotates_by_length(model):
+                    kwargs = self._run_prefix(kwargs, cache, cache_name, batch, length)
+        elif cache is not None:
+            if is_static(cache):
+                if cached_rows(cache) == batch and int(past):
+                    raise ValueError(
+                        f"the cache already holds {int(past)} tokens of one branch; SPA needs a "
+                        "static cache that is empty, or none"
+                    )
+                if cached_rows(cache) == batch:  # made beforehand, for one branch
+                    allocate_anew(cache)
+                cache.__class__ = BranchedStaticCache
+            if not self._warned and past == 0:
+                self._warned = True
+                logger.info(
+                    "%s cannot be branched after the prompt's shared part; both branches prefill "
+                    "all of it",
+                    type(cache).__name__,
+                )
         if rows is not None and rows not in (batch, 2 * batch):
             raise ValueError(
                 f"the cache holds {rows} rows, but the inputs have {batch}; expected a cache that "
@@ -121,19 +141,24 @@ class TwoBranches:
         """Blend the logits where the output layer could not be fed blended rows."""
         doubled, self.attention.doubled = self.attention.doubled, False
         packed, self.attention.packed = self.attention.packed, None
+        self.attention.entered = False
         if output is None:
             return None
         if packed is not None:
             packed.unpack(given_cache(kwargs)[1])
         if not (doubled or packed) or not self.blends_logits:
             return output
-        full, hidden = output.logits.chunk(2, dim=1 if packed else 0)
+        logits = output[0] if isinstance(output, tuple) else output.logits
+        full, hidden = logits.chunk(2, dim=1 if packed else 0)
         shape = full.shape
         weights = self._row_weights(shape[0], full.device).repeat_interleave(shape[1])
         blended = blend_logits(
             full.reshape(-1, shape[-1]), hidden.reshape(-1, shape[-1]), strength=weights
         )
-        output.logits = blended.view(shape).to(full.dtype)
+        blended = blended.view(shape).to(full.dtype)
+        if isinstance(output, tuple):
+            return blended, *output[1:]
+        output.logits = blended
         return output
 
     def _blend_hidden(self, module: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
@@ -239,6 +264,16 @@ def blends_logits(model: Any) -> bool:
     """Whether something that is not linear follows the output layer, so that logits blend."""
     config = model.config.get_text_config(decoder=True)
     return getattr(config, "final_logit_softcapping", None) is not None
+
+
+def rotates_by_length(model: Any) -> bool:
+    """Whether how positions are rotated depends on the length of a pass, so that a prefix differs.
+
+    That is so for rotary embeddings of the kinds "dynamic" and "longrope".
+    """
+    given = getattr(model.config.get_text_config(decoder=True), "rope_parameters", None) or {}
+    kinds = [given, *(value for value in given.values() if isinstance(value, dict))]
+    return any(kind.get("rope_type") in ("dynamic", "longrope") for kind in kinds)
 
 
 def ready_masks(mask: Any) -> dict[str, Tensor] | None:

@@ -6,7 +6,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import (
+    Cache,
+    DynamicCache,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    StaticCache,
+)
 
 _LEAST_ROOM = 256
 
@@ -36,11 +42,11 @@ class GrowingLayer(DynamicLayer):
         return self.keys, self.values
 
 
-class BranchedCache(DynamicCache):
-    """A `DynamicCache` of two branches; beam search only knows of the first half of its rows.
+class BothHalves(Cache):
+    """Makes a cache one of two branches; beam search only knows of the first half of its rows.
 
-    A plain cache becomes one by its class alone, so it can be copied and pickled as before, and it
-    serves an unsteered model on.
+    A cache becomes one by its class alone, so it can be copied and pickled as before, and it serves
+    an unsteered model on.
     """
 
     def reorder_cache(self, beam_idx: Any) -> None:
@@ -48,6 +54,14 @@ class BranchedCache(DynamicCache):
         if cached_rows(self) == 2 * beam_idx.shape[0]:
             beam_idx = torch.cat([beam_idx, beam_idx + beam_idx.shape[0]])
         super().reorder_cache(beam_idx)
+
+
+class BranchedCache(BothHalves, DynamicCache):
+    """A `DynamicCache` of two branches."""
+
+
+class BranchedStaticCache(BothHalves, StaticCache):
+    """A `StaticCache` of two branches."""
 
 
 PLAIN_CACHES = (DynamicCache, BranchedCache)
@@ -126,3 +140,14 @@ def can_branch_later(cache: Any) -> bool:
         type(layer) in (DynamicLayer, GrowingLayer, DynamicSlidingWindowLayer)
         for layer in cache.layers
     )
+
+
+def is_static(cache: Any) -> bool:
+    """Whether a cache is transformers' own with buffers of a fixed size."""
+    return type(cache) in (StaticCache, BranchedStaticCache)
+
+
+def allocate_anew(cache: Any) -> None:
+    """Let an empty static cache allocate its buffers by the rows that it is given next."""
+    for layer in cache.layers:
+        layer.is_initialized = False

@@ -40,7 +40,7 @@ def describe(model: Any, anchors: Tensor, undo: Undo) -> None:
     def before(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         nonlocal met
         if not met:
-            met = check_pass(anchors.shape[1], call_arguments(module.forward, args, kwargs))
+            met = check_pass(anchors, call_arguments(module.forward, args, kwargs))
 
     def put_back() -> None:
         if own is not None:
@@ -85,13 +85,19 @@ def check_generation(model: Any, anchors: Tensor, arguments: dict[str, Any]) -> 
         check_shape(anchors, prompt, arguments.get("attention_mask"))
 
 
-def check_pass(prompt_length: int, arguments: dict[str, Any]) -> bool:
+def check_pass(anchors: Tensor, arguments: dict[str, Any]) -> bool:
     """Return whether a forward pass ends where the anchors end.
 
     Raises:
-        ValueError: the prompt is shorter or longer than the anchors.
+        ValueError: the prompt is shorter or longer than the anchors, or has other rows.
     """
-    length = given_tokens(arguments).shape[1]
+    rows, prompt_length = anchors.shape
+    batch, length = given_tokens(arguments).shape[:2]
+    if batch != rows:
+        raise ValueError(
+            f"anchors has {rows} rows, but the model is given {batch} prompts; expected one row of "
+            "anchors for every prompt (generate repeats them for beams and returned sequences)"
+        )
     _, cache = given_cache(arguments)
     past = 0 if cache is None else cache.get_seq_length()
     if isinstance(past, Tensor):

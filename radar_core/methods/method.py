@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -120,8 +120,10 @@ def check_indices(name: str, values: Sequence[int] | None) -> None:
     """Raise ValueError unless `values` is None or a non-empty sequence of distinct ints."""
     if values is None:
         return
-    if isinstance(values, str) or not all(
-        isinstance(v, int) and not isinstance(v, bool) for v in values
+    if (
+        not isinstance(values, Collection)
+        or isinstance(values, str)
+        or not all(isinstance(v, int) and not isinstance(v, bool) for v in values)
     ):
         raise ValueError(f"{name} is {values!r}; expected a sequence of ints such as [20, 21, 22]")
     if not len(values):

@@ -19,13 +19,16 @@ from radar_core.methods.method import (
     chosen_heads,
 )
 
+# The smallest normal number of float32, and from where on it rounds to 1.
+LEAST, BELOW_ONE = 2.0**-126, 1 - 2.0**-25
+
 
 @dataclass(frozen=True)
 class TargetMass(Method):
     """Bias anchored keys so that they receive the share `mass` of each query's attention.
 
     Args:
-        mass: share in (0, 1).
+        mass: share in (0, 1), both excluded in float32 too.
         mode: "at_least" raises the share where it is lower and leaves the rest alone; "exact" also
             lowers it. Queries that see no anchor, or only anchors, are left alone.
         heads: as in `AttentionBias`.
@@ -46,7 +49,7 @@ class TargetMass(Method):
     queries: Queries = "all"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.mass, int | float) or not 0 < self.mass < 1:
+        if not isinstance(self.mass, int | float) or not LEAST <= self.mass < BELOW_ONE:
             raise ValueError(f"mass is {self.mass!r}; expected a share in (0, 1), such as 0.2")
         if self.mode not in ("at_least", "exact"):
             raise ValueError(f'mode is {self.mode!r}; expected "at_least" or "exact"')
@@ -65,5 +68,4 @@ class TargetMass(Method):
                 target_mass=target, exact=True, left_alone=left_alone, queries=self.queries
             )
         # A share is never below the smallest float, so such a target raises nothing.
-        nothing = torch.finfo(torch.float32).tiny
-        return LayerPlan(target_mass=torch.where(chosen, self.mass, nothing), queries=self.queries)
+        return LayerPlan(target_mass=torch.where(chosen, self.mass, LEAST), queries=self.queries)

@@ -124,6 +124,24 @@ def attend_parts(arguments: AnchorAttentionArguments) -> tuple[Tensor, Tensor, T
     return torch.cat(outs, 2), torch.cat(sums, 2), rest, rest_lse
 
 
+def with_positive_scale(query: Tensor, scale: float) -> tuple[Tensor, float]:
+    """Moves a scale that is not positive into the query.
+
+    Torch's kernels hide keys by -inf before they scale, which gives NaN times 0 and +inf times a
+    negative scale.
+
+    Args:
+        query: ``[B, Hq, q, D]``.
+        scale: any finite number.
+
+    Returns:
+        Query and scale of the same logits, the scale above 0.
+    """
+    if scale > 0:
+        return query, scale
+    return (-query, -scale) if scale < 0 else (query * 0, 1.0)
+
+
 def with_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
     """Adds one logit per head that has no value.
 
@@ -136,7 +154,7 @@ def with_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]
         The scaled output and the log-sum-exp with the sink.
     """
     sink = sinks.to(lse.dtype).view(-1, 1)
-    share = torch.sigmoid(lse - sink)
+    share = torch.sigmoid((lse - sink).masked_fill(sink == -torch.inf, torch.inf))
     return (out * share.unsqueeze(-1)).to(out.dtype), torch.logaddexp(lse, sink)
 
 
@@ -227,6 +245,7 @@ def _flash(
     hides: bool,
 ) -> tuple[Tensor, Tensor]:
     """Call torch's operator; `hides` says whether some of the bias may be -inf."""
+    query, scale = with_positive_scale(query, scale)
     batch, heads, tokens, size = query.shape
     key_heads, keys = key.shape[1:3]
     packed = tokens == 1 and heads != key_heads

@@ -7,13 +7,20 @@ differentiates.
 """
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from radar_kernels.anchor_attention.arguments import AnchorAttentionArguments
-from radar_kernels.anchor_attention.flash import attend, attend_parts, why_not_flash, with_sinks
+from radar_kernels.anchor_attention.flash import (
+    attend,
+    attend_parts,
+    why_not_flash,
+    with_positive_scale,
+    with_sinks,
+)
 from radar_kernels.anchor_attention.merge import merge_parts
 from radar_kernels.anchor_attention.visibility import seen_by_any, visible_keys
 from radar_kernels.backends import has_tangent, needs_gradient
@@ -101,6 +108,8 @@ def _by_parts(arguments: AnchorAttentionArguments) -> tuple[Tensor, Tensor | Non
 
 def _by_columns(arguments: AnchorAttentionArguments) -> Tensor:
     """Public scaled dot product attention only; differentiable."""
+    query, scale = with_positive_scale(arguments.query, arguments.scale)
+    arguments = replace(arguments, query=query, scale=scale)
     query, key, value = arguments.query, arguments.key, arguments.value
     batch, heads, tokens, _ = query.shape
     key_heads, keys, value_size = value.shape[1:]

@@ -256,7 +256,12 @@ def test_unusable_calls_are_refused_and_leave_nothing_behind():
         radar.select(receiver="slover", query=QUERY)
     with pytest.raises(ValueError, match="query"):
         radar.select(receiver="solver", query=" ")
+    with pytest.raises(ValueError, match="query holds half a surrogate pair"):
+        radar.select(receiver="solver", query="x\ud83d")
     with pytest.raises(ValueError, match="round"):
         radar.select(receiver="solver", query=QUERY, round=-1)
+    with pytest.raises(ValueError, match="round must be at most 2147483648"):
+        radar.select(receiver="solver", query=QUERY, round=2**70)
+    assert radar.select(receiver="solver", query=QUERY, round=2**31).round == 2**31
     with pytest.raises(ValueError, match="system"):
         radar.prompt(receiver="solver", query=QUERY, system=3)

@@ -153,6 +153,11 @@ def test_unusable_topologies_are_refused(build, message):
         ("a.txt", "coder<-project lead # note\ntester<->coder\t# b -> c\nloner #\n#x"),
         ("a.csv", '"project lead",coder\ncoder, tester\ntester,coder\nloner'),
         (
+            "a.txt",
+            ' {"edges": [["project lead", "coder"], ["coder", "tester"], ["tester", "coder"]],'
+            ' "agents": ["project lead", "coder", "tester", "loner"]}',
+        ),
+        (
             "a.json",
             '{"edges": [["project lead", "coder"], ["coder", "tester"], ["tester", "coder"]],'
             ' "agents": ["project lead", "coder", "tester", "loner"]}',

@@ -91,6 +91,14 @@ FEATURES = {
         "key_lengths": torch.tensor([9, 20], dtype=torch.int32),
     },
     "scale": {"bias": 2.0, "scale": 0.7},
+    "negative scale": {"bias": 2.0, "scale": -0.7, "causal": True},
+    "scale of 0": {"scale": 0.0, "causal": True},
+    "sinks that take nothing": {
+        "sinks": torch.tensor([-math.inf] * 5 + [0.5]),
+        "mask": random_mask(2, 6, 5, 23),
+        "causal": True,
+        "window": 2,
+    },
     "sinks": {"bias": 2.0, "sinks": SINKS},
     "mass": {"bias": 2.0, "return_mass": True, "causal": True},
     "mass and sinks": {"bias": -1.0, "return_mass": True, "sinks": SINKS},
@@ -632,3 +640,20 @@ def test_what_sdpa_refuses_says_why():
     assert (
         explain(anchor_attention, query, key, value, anchors, target_mass=0.5).chosen == "reference"
     )
+
+
+@pytest.mark.parametrize("scale", [-0.7, 0.0])
+@pytest.mark.parametrize("grad", [False, True])
+def test_scales_that_are_not_positive_under_a_triangle_of_keys(scale, grad):
+    """Torch's kernels hide keys by -inf before they scale."""
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(2, 4, 9, 8, generator=generator) for _ in range(3))
+    query.requires_grad_(grad)
+    out = anchor_attention(query, key, value, causal=True, scale=scale, backend="sdpa")
+    expected = attention_oracle(query, key, value, causal=True, scale=scale)
+    assert_within(out, expected.out, expected.out_budget)
+    if grad:
+        (of_query,) = torch.autograd.grad(out.square().sum(), query)
+        plain = anchor_attention(query, key, value, causal=True, scale=scale, backend="reference")
+        (same,) = torch.autograd.grad(plain.square().sum(), query)
+        torch.testing.assert_close(of_query, same)

@@ -193,6 +193,30 @@ def test_a_model_that_another_thread_is_running_is_refused(model, inputs):
     assert "another thread is running" in caught[0]
 
 
+def test_leaving_while_another_thread_is_running_the_model_is_told(model, inputs):
+    """As with a streamer whose thread was not joined: the rest of its reply is not steered."""
+    anchors, inside, go = inputs.pop("anchors"), threading.Event(), threading.Event()
+
+    def hold(*_):
+        inside.set()
+        go.wait(10)
+
+    before = snapshot(model)
+    handle = model.model.layers[2].mlp.register_forward_hook(hold)
+    thread = threading.Thread(target=model, kwargs=inputs)
+    with (
+        pytest.raises(RuntimeError, match="join it"),
+        AttentionBias(2.0).applied_to(model, anchors),
+    ):
+        thread.start()
+        inside.wait(10)
+    go.set()
+    thread.join()
+    handle.remove()
+    restored = snapshot(model) == before
+    assert restored
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast(model, inputs, dtype):
     anchors = inputs.pop("anchors")
@@ -497,6 +521,18 @@ def test_generate_refuses_anchors_of_another_shape(model, inputs, method, change
 
 
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("rows", [[0], [0, 1, 0, 1]])
+def test_a_pass_over_other_rows_than_the_anchors_have_is_refused(model, inputs, method, rows):
+    """Repeated in silence, a row of anchors would steer another prompt than its own."""
+    anchors = inputs.pop("anchors")
+    with (
+        method.applied_to(model, anchors),
+        pytest.raises(ValueError, match=f"anchors has 2 rows, but the model is given {len(rows)}"),
+    ):
+        model(**{name: value[rows] for name, value in inputs.items()})
+
+
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("chunks", [(20,), (8, 12), (8, 8, 4)])
 def test_a_pass_that_reaches_beyond_the_anchors_is_refused(model, inputs, method, chunks):
     anchors, ids = inputs["anchors"][:1, :15], inputs["input_ids"][:1]
@@ -598,7 +634,13 @@ def test_guidance_is_refused_under_steering_only(model, inputs, method):
         lambda: AttentionBias(1.0, queries="some"),
         lambda: AttentionBias(1.0, layers=[]),
         lambda: AttentionBias(1.0, heads=[1, 1]),
+        lambda: AttentionBias(1.0, layers=3),
+        lambda: AttentionBias(1.0, layers=iter([1])),
+        lambda: AttentionBias(1.0, heads={0: 1}),
+        lambda: TargetMass(0.5, heads=(head for head in [1])),
         lambda: TargetMass(0.0),
+        lambda: TargetMass(1e-60),
+        lambda: TargetMass(1 - 1e-12),
         lambda: TargetMass(0.5, mode="most"),
     ],
 )

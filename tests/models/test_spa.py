@@ -202,3 +202,28 @@ def test_a_packed_prompt_equals_an_unshared_one():
         assert torch.equal(packed.sequences, whole.sequences)
         for one, other in zip(packed.logits, whole.logits, strict=True):
             torch.testing.assert_close(one, other, atol=2e-4, rtol=0)
+
+
+@pytest.mark.parametrize("family", ["Llama", "Gemma2"])
+def test_outputs_may_be_tuples(family):
+    implementation = "eager" if family == "Gemma2" else "sdpa"
+    model, inputs = tiny_model(family, implementation), prompts(**BATCH)
+    anchors = inputs.pop("anchors")
+    with torch.no_grad(), SPA(2.0).applied_to(model, anchors=anchors):
+        expected = model(**inputs).logits
+        assert torch.equal(expected, model(**inputs, return_dict=False)[0])
+
+
+@pytest.mark.parametrize("family", ["Llama", "Gemma2"])
+def test_the_loss_is_of_the_blended_logits_or_refused(family):
+    implementation = "eager" if family == "Gemma2" else "sdpa"
+    model, inputs = tiny_model(family, implementation), prompts(**BATCH)
+    anchors, labels = inputs.pop("anchors"), inputs["input_ids"]
+    with torch.no_grad(), SPA(2.0).applied_to(model, anchors=anchors):
+        if family == "Gemma2":
+            with pytest.raises(ValueError, match="compute the loss from the steered logits"):
+                model(**inputs, labels=labels)
+            return
+        out = model(**inputs, labels=labels)
+    expected = torch.nn.functional.cross_entropy(out.logits[:, :-1].mT, labels[:, 1:])
+    torch.testing.assert_close(out.loss, expected)

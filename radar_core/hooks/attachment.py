@@ -23,6 +23,7 @@ from radar_core.hooks.prompts import describe
 from radar_core.hooks.undo import Undo, uninterrupted
 from radar_core.methods.method import LARGEST, Method, NoSteering
 from radar_core.methods.spa import SPA
+from radar_core.methods.two_branch import TwoBranch
 
 _names = itertools.count()
 _steered: weakref.WeakKeyDictionary[Any, tuple[int, Method]] = weakref.WeakKeyDictionary()
@@ -39,7 +40,7 @@ class Steering:
     """What a `with` block put on a model.
 
     Args:
-        method: the method, as given.
+        method: the method, as given but for a mask token that the model has settled.
         active: False where nothing had to be hooked (strength 1, bias 0, nothing anchored).
         attention: the attention hook's state; None where not active.
     """
@@ -116,6 +117,8 @@ class Attachment(AbstractContextManager[Steering]):
         check_can_be_steered(model, method)
         check_strengths(method, mask)
         check_idle(model)
+        if isinstance(method, SPA):
+            method = method.settled(model.config.get_text_config(decoder=True))
         steers = mask is not None and not method.is_identity
         if not (steers or self.measure or isinstance(method, NoSteering)):
             self._steering = Steering(method, active=False)
@@ -127,9 +130,8 @@ class Attachment(AbstractContextManager[Steering]):
             describe(model, mask, undo)
         Watch(model, hook, name).install(model, undo)
         serve_few_rows(model, undo)
-        if hook.hide_anchors:
-            assert isinstance(method, SPA)
-            TwoBranches(model, hook, method.strengths()).install(undo)
+        if steers and isinstance(method, SPA):
+            TwoBranches(model, hook, method).install(undo)
         self._steering = Steering(method, active=True, attention=hook)
 
 
@@ -146,12 +148,20 @@ def attention_hook(
         layer_types=getattr(config, "layer_types", None),
         modules=frozenset(attention_modules(model)),
         uses_native=needs_native(method, config),
-        hide_anchors=isinstance(method, SPA),
+        hide_anchors=isinstance(method, SPA) and method.masking == "attention",
+        hidden_from=direct_from(method, anchors),
         measured={} if measure else None,
     )
     if hook.uses_native and hook.native_name == "eager":
         native_attention(attention_modules(model)[0], "eager")
     return hook
+
+
+def direct_from(method: Method, anchors: Tensor | None) -> int:
+    """Return the first position whose token cannot see the anchors in the second branch."""
+    if anchors is None or not isinstance(method, SPA) or method.branch != "direct":
+        return 0
+    return anchors.shape[1] - 1
 
 
 # -- checks ----------------------------------------------------------------------------------------
@@ -178,7 +188,7 @@ def check_anchors(anchors: Any, method: Method) -> Tensor | None:
             )
         if bool(((mask == 0) | (mask == 1)).all()):
             mask = mask.bool()
-        elif isinstance(method, SPA) or not hasattr(method, "bias"):
+        elif isinstance(method, TwoBranch) or not hasattr(method, "bias"):
             raise ValueError(
                 f"anchors holds factors, but {type(method).__name__} can only anchor a token or "
                 "not; expected a bool mask"
@@ -272,7 +282,7 @@ def check_can_be_steered(model: Any, method: Method) -> None:
         )
     config = model.config.get_text_config(decoder=True)
     kinds = set(getattr(config, "layer_types", None) or ())
-    unseen = kinds & (STATEFUL_LAYERS | (MIXING_LAYERS if isinstance(method, SPA) else set()))
+    unseen = kinds & (STATEFUL_LAYERS | (MIXING_LAYERS if isinstance(method, TwoBranch) else set()))
     if unseen:
         raise ValueError(
             f"{name} has layers of the kind {min(unseen)!r}, which pass on what attention hides: "
@@ -297,8 +307,8 @@ def check_can_be_steered(model: Any, method: Method) -> None:
 
 
 def check_strengths(method: Method, anchors: Tensor | None) -> None:
-    """Raise ValueError if SPA has several strengths, but not one for every row of the anchors."""
-    if anchors is None or not isinstance(method, SPA):
+    """Raise ValueError if there are several strengths, but not one for every row of the anchors."""
+    if anchors is None or not isinstance(method, TwoBranch):
         return
     count, rows = len(method.strengths()), anchors.shape[0]
     if count not in (1, rows):

@@ -1,6 +1,7 @@
 """The steering methods: their parameters and their algebra."""
 
 from radar_core.methods.attention_bias import GUIDE, PASTA, AttentionBias, InstABoost
+from radar_core.methods.guard import Guard
 from radar_core.methods.method import Method, NoSteering
 from radar_core.methods.spa import SPA
 from radar_core.methods.target_mass import TargetMass
@@ -10,6 +11,7 @@ __all__ = [
     "PASTA",
     "SPA",
     "AttentionBias",
+    "Guard",
     "InstABoost",
     "Method",
     "NoSteering",

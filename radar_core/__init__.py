@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from radar_core.agent_radar import AgentRadar, Chosen, Prompt
     from radar_core.anchors import Anchor
     from radar_core.methods import (
+        CAD,
+        CFG,
         GUIDE,
         PASTA,
         SPA,
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
         InstABoost,
         Method,
         NoSteering,
+        SecondPrompt,
         TargetMass,
     )
     from radar_core.relevance import Relevance
@@ -31,6 +34,8 @@ _HOMES = {
     "radar_core.agent_radar": ("AgentRadar", "Chosen", "Prompt"),
     "radar_core.anchors": ("Anchor",),
     "radar_core.methods": (
+        "CAD",
+        "CFG",
         "GUIDE",
         "PASTA",
         "SPA",
@@ -39,6 +44,7 @@ _HOMES = {
         "InstABoost",
         "Method",
         "NoSteering",
+        "SecondPrompt",
         "TargetMass",
     ),
     "radar_core.relevance": ("Relevance",),
@@ -49,6 +55,8 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "CAD",
+    "CFG",
     "GUIDE",
     "PASTA",
     "SPA",
@@ -64,6 +72,7 @@ __all__ = [
     "Prompt",
     "Relevance",
     "Reply",
+    "SecondPrompt",
     "Steered",
     "TargetMass",
     "Topology",

@@ -89,7 +89,7 @@ class Steered:
             )
         self.model = model
         self.tokenizer = tokenizer
-        self.method = method
+        self.method = method.for_tokenizer(tokenizer)
 
     def __repr__(self) -> str:
         return f"Steered({type(self.model).__name__}, {self.method!r})"

@@ -20,8 +20,10 @@ from radar_core.hooks.branches import TwoBranches
 from radar_core.hooks.cache import given_cache, let_grow
 from radar_core.hooks.few_rows import serve_few_rows
 from radar_core.hooks.prompts import describe
+from radar_core.hooks.second_prompt import SecondPromptBranches
 from radar_core.hooks.undo import Undo, uninterrupted
 from radar_core.methods.method import LARGEST, Method, NoSteering
+from radar_core.methods.second_prompt import SecondPrompt
 from radar_core.methods.spa import SPA
 from radar_core.methods.two_branch import TwoBranch
 
@@ -119,7 +121,8 @@ class Attachment(AbstractContextManager[Steering]):
         check_idle(model)
         if isinstance(method, SPA):
             method = method.settled(model.config.get_text_config(decoder=True))
-        steers = mask is not None and not method.is_identity
+        by_anchors = needs_anchors(method, mask)
+        steers = (mask is not None or not by_anchors) and not method.is_identity
         if not (steers or self.measure or isinstance(method, NoSteering)):
             self._steering = Steering(method, active=False)
             return
@@ -132,6 +135,8 @@ class Attachment(AbstractContextManager[Steering]):
         serve_few_rows(model, undo)
         if steers and isinstance(method, SPA):
             TwoBranches(model, hook, method).install(undo)
+        elif steers and isinstance(method, SecondPrompt):
+            SecondPromptBranches(model, hook, method).install(undo)
         self._steering = Steering(method, active=True, attention=hook)
 
 
@@ -155,6 +160,22 @@ def attention_hook(
     if hook.uses_native and hook.native_name == "eager":
         native_attention(attention_modules(model)[0], "eager")
     return hook
+
+
+def needs_anchors(method: Method, anchors: Tensor | None) -> bool:
+    """Return whether a method steers by anchors.
+
+    Raises:
+        ValueError: it does not, but was given some.
+    """
+    if not isinstance(method, TwoBranch) or method.needs_anchors:
+        return True
+    if anchors is not None:
+        raise ValueError(
+            "anchors marks tokens, but the method has a second prompt of its own; leave anchors "
+            "out, or use SPA or CAD without context="
+        )
+    return False
 
 
 def direct_from(method: Method, anchors: Tensor | None) -> int:

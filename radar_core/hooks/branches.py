@@ -146,12 +146,7 @@ class TwoBranches(Branches):
         self.attention.doubled = False
         self.attention.packed = None
         kwargs = dict(call_arguments(model.forward, args, kwargs))
-        for name, value in kwargs.items():
-            if name.startswith(MEDIA_INPUTS) and (isinstance(value, Tensor) or value):
-                raise ValueError(
-                    f"SPA runs two branches of a prompt's text, but {name} was given; steer "
-                    "prompts with images or sound by AttentionBias or TargetMass"
-                )
+        refuse_media(kwargs)
         batch, length = given_tokens(kwargs).shape[:2]
         cache_name, cache = given_cache(kwargs)
         past = cache.get_seq_length() if cache is not None else 0
@@ -295,6 +290,16 @@ def caps_logits(model: Any) -> bool:
     """Whether something that is not linear follows the output layer, so that logits blend."""
     config = model.config.get_text_config(decoder=True)
     return getattr(config, "final_logit_softcapping", None) is not None
+
+
+def refuse_media(kwargs: dict[str, Any]) -> None:
+    """Raise ValueError if a forward pass is given images or sound."""
+    for name, value in kwargs.items():
+        if name.startswith(MEDIA_INPUTS) and (isinstance(value, Tensor) or value):
+            raise ValueError(
+                f"SPA runs two branches of a prompt's text, but {name} was given; steer "
+                "prompts with images or sound by AttentionBias or TargetMass"
+            )
 
 
 def ready_masks(mask: Any) -> dict[str, Tensor] | None:

@@ -3,10 +3,13 @@
 from radar_core.methods.attention_bias import GUIDE, PASTA, AttentionBias, InstABoost
 from radar_core.methods.guard import Guard
 from radar_core.methods.method import Method, NoSteering
+from radar_core.methods.second_prompt import CAD, CFG, SecondPrompt
 from radar_core.methods.spa import SPA
 from radar_core.methods.target_mass import TargetMass
 
 __all__ = [
+    "CAD",
+    "CFG",
     "GUIDE",
     "PASTA",
     "SPA",
@@ -15,5 +18,6 @@ __all__ = [
     "InstABoost",
     "Method",
     "NoSteering",
+    "SecondPrompt",
     "TargetMass",
 ]

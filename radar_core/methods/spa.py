@@ -83,6 +83,11 @@ class SPA(TwoBranch):
         blended = blend_logits(first, second, strength, modulated=self.modulated)
         return self.guarded(first, blended)
 
+    def for_tokenizer(self, tokenizer: Any) -> SPA:
+        if tokenizer is None or self.tokenizer is not None:
+            return self
+        return replace(self, tokenizer=tokenizer)
+
     def settled(self, config: Any) -> SPA:
         """Return the method with its mask token settled for a model.
 

@@ -57,6 +57,11 @@ class TwoBranch(Method):
         return all(value == 1 for value in self.strengths())
 
     @property
+    def needs_anchors(self) -> bool:
+        """Whether nothing is steered without anchors."""
+        return True
+
+    @property
     def needs_logits(self) -> bool:
         """Whether logits must be blended, where hidden states would not give the same."""
         return self.guard is not None

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig
 
+from radar_core.hooks import released_spa
 from radar_core.hooks.attention import SUPPORTED_IMPLEMENTATIONS, AttentionHook, native_attention
 from radar_core.hooks.branches import TwoBranches
 from radar_core.hooks.cache import given_cache, let_grow
@@ -44,7 +45,7 @@ class Steering:
     Args:
         method: the method, as given but for a mask token that the model has settled.
         active: False where nothing had to be hooked (strength 1, bias 0, nothing anchored).
-        attention: the attention hook's state; None where not active.
+        attention: the attention hook's state; None where none is hooked.
     """
 
     method: Method
@@ -125,6 +126,12 @@ class Attachment(AbstractContextManager[Steering]):
         steers = (mask is not None or not by_anchors) and not method.is_identity
         if not (steers or self.measure or isinstance(method, NoSteering)):
             self._steering = Steering(method, active=False)
+            return
+        if steers and isinstance(method, SPA) and method.reference is not None:
+            assert mask is not None
+            released_spa.put_on(model, method, mask, undo)
+            describe(model, mask, undo)
+            self._steering = Steering(method, active=True)
             return
         hook = attention_hook(model, method if steers else NoSteering(), mask, self.measure)
         name = register(hook, undo)

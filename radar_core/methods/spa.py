@@ -12,6 +12,7 @@ from radar_kernels import blend_logits
 
 Masking = Literal["attention", "embedding"]
 Branch = Literal["second", "direct"]
+Reference = Literal["anchoring-0.1.0"]
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,13 @@ class SPA(TwoBranch):
         mask_token_id: the token that "embedding" puts in; None takes the tokenizer's mask token
             (the model config's where there is no tokenizer), else the padding token, else the
             end token; `Steering.method` says which.
-        tokenizer: where that token is looked up; `Steered` gives its own.
+        reference: "anchoring-0.1.0" gives the released package's own numbers on a single prompt,
+            at its cost (two passes a token), with "attention" for its `use_attention_mask=True`
+            and `modulated` for its `modulated_by_prob`: a second, shorter prompt with one
+            placeholder for every occurrence of an anchor's text, hidden from the prompt's pass
+            only, blended among `generate`'s logits processors. None for Radar's own.
+        tokenizer: the model's; where the mask token is looked up, and what `reference` needs;
+            `Steered` gives its own.
 
     Raises:
         ValueError: an argument is malformed, or two of them cannot be combined.
@@ -50,6 +57,7 @@ class SPA(TwoBranch):
     modulated: bool = field(default=False, kw_only=True)
     branch: Branch = field(default="second", kw_only=True)
     mask_token_id: int | None = field(default=None, kw_only=True)
+    reference: Reference | None = field(default=None, kw_only=True)
     tokenizer: Any = field(default=None, kw_only=True, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -74,6 +82,25 @@ class SPA(TwoBranch):
                 'branch is "direct", whose branches share the prompt, but masking is "embedding", '
                 'which gives the second one other tokens; pass masking="attention"'
             )
+        self._check_reference()
+
+    def _check_reference(self) -> None:
+        if self.reference is None:
+            return
+        if self.reference != "anchoring-0.1.0":
+            raise ValueError(f'reference is {self.reference!r}; expected "anchoring-0.1.0" or None')
+        beyond = {
+            "guard": self.guard is not None,
+            "mask_token_id": self.mask_token_id is not None,
+            'branch="direct"': self.branch == "direct",
+            "a strength for each of several prompts": len(self.strengths()) > 1,
+        }
+        for name, given in beyond.items():
+            if given:
+                raise ValueError(
+                    f"reference is {self.reference!r}, and that package knows no {name}; leave one "
+                    "of them out"
+                )
 
     @property
     def needs_logits(self) -> bool:
@@ -97,7 +124,7 @@ class SPA(TwoBranch):
         Raises:
             ValueError: there is no mask, padding or end token, or it is not in the vocabulary.
         """
-        if self.masking != "embedding":
+        if self.masking != "embedding" or self.reference is not None:
             return self
         token = self.mask_token_id
         if token is None:

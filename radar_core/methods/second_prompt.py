@@ -16,7 +16,7 @@ Rows = tuple[tuple[int, ...], ...]
 Spans = tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SecondPrompt(TwoBranch):
     """Move the logits away from what the model would say after another prompt.
 

@@ -15,7 +15,7 @@ Branch = Literal["second", "direct"]
 Reference = Literal["anchoring-0.1.0"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SPA(TwoBranch):
     """Move the logits away from what the model would say without seeing the anchors.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from radar_core.methods.method import LARGEST, LayerPlan, Method
 from radar_kernels import blend_logits
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TwoBranch(Method):
     """Move the logits away from those of a second branch; `SPA` and `SecondPrompt` derive from it.
 
@@ -45,6 +45,15 @@ class TwoBranch(Method):
                 f"{LARGEST:g}, such as 1.4, or one for each prompt"
             )
         object.__setattr__(self, "guard", as_guard(self.guard))
+
+    def __repr__(self) -> str:
+        """Name the strength, and what else is not as it is by default."""
+        said = [f"strength={self.strength!r}"]
+        for one in fields(self)[1:]:
+            value = getattr(self, one.name)
+            if one.repr and value != one.default:
+                said.append(f"{one.name}={value!r}")
+        return f"{type(self).__name__}({', '.join(said)})"
 
     def strengths(self) -> list[float]:
         """Return the strength of every row, or a single one for all rows."""

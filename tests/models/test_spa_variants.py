@@ -351,6 +351,12 @@ def test_what_cannot_be_meant_is_refused(arguments, message):
         SPA(1.4, **arguments)
 
 
+def test_representations_tell_what_is_not_by_default():
+    method = SPA(2.0, branch="direct", guard=0.9)
+    said = "SPA(strength=2.0, guard=Guard(confidence=0.9, plausibility=None), branch='direct')"
+    assert repr(method) == said and eval(said) == method
+
+
 def test_a_guard_needs_a_rule_and_biases_take_none():
     with pytest.raises(ValueError, match="no rule"):
         Guard()

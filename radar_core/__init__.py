@@ -12,13 +12,17 @@ if TYPE_CHECKING:
     from radar_core.agent_radar import AgentRadar, Chosen, Prompt
     from radar_core.anchors import Anchor
     from radar_core.methods import (
+        CAD,
+        CFG,
         GUIDE,
         PASTA,
         SPA,
         AttentionBias,
+        Guard,
         InstABoost,
         Method,
         NoSteering,
+        SecondPrompt,
         TargetMass,
     )
     from radar_core.relevance import Relevance
@@ -30,13 +34,17 @@ _HOMES = {
     "radar_core.agent_radar": ("AgentRadar", "Chosen", "Prompt"),
     "radar_core.anchors": ("Anchor",),
     "radar_core.methods": (
+        "CAD",
+        "CFG",
         "GUIDE",
         "PASTA",
         "SPA",
         "AttentionBias",
+        "Guard",
         "InstABoost",
         "Method",
         "NoSteering",
+        "SecondPrompt",
         "TargetMass",
     ),
     "radar_core.relevance": ("Relevance",),
@@ -47,6 +55,8 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "CAD",
+    "CFG",
     "GUIDE",
     "PASTA",
     "SPA",
@@ -54,6 +64,7 @@ __all__ = [
     "Anchor",
     "AttentionBias",
     "Chosen",
+    "Guard",
     "InstABoost",
     "Message",
     "Method",
@@ -61,6 +72,7 @@ __all__ = [
     "Prompt",
     "Relevance",
     "Reply",
+    "SecondPrompt",
     "Steered",
     "TargetMass",
     "Topology",

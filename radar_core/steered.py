@@ -110,7 +110,7 @@ class Steered:
             )
         self.model = model
         self.tokenizer = tokenizer
-        self.method = method
+        self.method = method.for_tokenizer(tokenizer)
         self.sampler = sampler
 
     def __repr__(self) -> str:

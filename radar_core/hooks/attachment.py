@@ -15,14 +15,18 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig
 
+from radar_core.hooks import released_spa
 from radar_core.hooks.attention import SUPPORTED_IMPLEMENTATIONS, AttentionHook, native_attention
 from radar_core.hooks.branches import TwoBranches
 from radar_core.hooks.cache import given_cache, let_grow
 from radar_core.hooks.few_rows import serve_few_rows
 from radar_core.hooks.prompts import describe
+from radar_core.hooks.second_prompt import SecondPromptBranches
 from radar_core.hooks.undo import Undo, uninterrupted
 from radar_core.methods.method import LARGEST, Method, NoSteering
+from radar_core.methods.second_prompt import SecondPrompt
 from radar_core.methods.spa import SPA
+from radar_core.methods.two_branch import TwoBranch
 
 _names = itertools.count()
 _steered: weakref.WeakKeyDictionary[Any, tuple[int, Method]] = weakref.WeakKeyDictionary()
@@ -41,9 +45,9 @@ class Steering:
     """What a `with` block put on a model.
 
     Args:
-        method: the method, as given.
+        method: the method, as given but for a mask token that the model has settled.
         active: False where nothing had to be hooked (strength 1, bias 0, nothing anchored).
-        attention: the attention hook's state; None where not active.
+        attention: the attention hook's state; None where none is hooked.
     """
 
     method: Method
@@ -128,9 +132,18 @@ class Attachment(AbstractContextManager[Steering]):
         check_can_be_steered(model, method)
         check_strengths(method, mask)
         check_idle(model)
-        steers = mask is not None and not method.is_identity
+        if isinstance(method, SPA):
+            method = method.settled(model.config.get_text_config(decoder=True))
+        by_anchors = needs_anchors(method, mask)
+        steers = (mask is not None or not by_anchors) and not method.is_identity
         if not (steers or self.measure or isinstance(method, NoSteering)):
             self._steering = Steering(method, active=False)
+            return
+        if steers and isinstance(method, SPA) and method.reference is not None:
+            assert mask is not None
+            released_spa.put_on(model, method, mask, undo)
+            describe(model, mask, undo)
+            self._steering = Steering(method, active=True)
             return
         hook = attention_hook(model, method if steers else NoSteering(), mask, self.measure)
         name = register(hook, undo)
@@ -139,9 +152,10 @@ class Attachment(AbstractContextManager[Steering]):
             describe(model, mask, undo)
         Watch(model, hook, name).install(model, undo)
         serve_few_rows(model, undo)
-        if hook.hide_anchors:
-            assert isinstance(method, SPA)
-            TwoBranches(model, hook, method.strengths()).install(undo)
+        if steers and isinstance(method, SPA):
+            TwoBranches(model, hook, method).install(undo)
+        elif steers and isinstance(method, SecondPrompt):
+            SecondPromptBranches(model, hook, method).install(undo)
         self._steering = Steering(method, active=True, attention=hook)
 
 
@@ -158,12 +172,36 @@ def attention_hook(
         layer_types=getattr(config, "layer_types", None),
         modules=frozenset(attention_modules(model)),
         uses_native=needs_native(method, config),
-        hide_anchors=isinstance(method, SPA),
+        hide_anchors=isinstance(method, SPA) and method.masking == "attention",
+        hidden_from=direct_from(method, anchors),
         measured={} if measure else None,
     )
     if hook.uses_native and hook.native_name == "eager":
         native_attention(attention_modules(model)[0], "eager")
     return hook
+
+
+def needs_anchors(method: Method, anchors: Tensor | None) -> bool:
+    """Return whether a method steers by anchors.
+
+    Raises:
+        ValueError: it does not, but was given some.
+    """
+    if not isinstance(method, TwoBranch) or method.needs_anchors:
+        return True
+    if anchors is not None:
+        raise ValueError(
+            "anchors marks tokens, but the method has a second prompt of its own; leave anchors "
+            "out, or use SPA or CAD without context="
+        )
+    return False
+
+
+def direct_from(method: Method, anchors: Tensor | None) -> int:
+    """Return the first position whose token cannot see the anchors in the second branch."""
+    if anchors is None or not isinstance(method, SPA) or method.branch != "direct":
+        return 0
+    return anchors.shape[1] - 1
 
 
 # -- checks ----------------------------------------------------------------------------------------
@@ -190,7 +228,7 @@ def check_anchors(anchors: Any, method: Method) -> Tensor | None:
             )
         if bool(((mask == 0) | (mask == 1)).all()):
             mask = mask.bool()
-        elif isinstance(method, SPA) or not hasattr(method, "bias"):
+        elif isinstance(method, TwoBranch) or not hasattr(method, "bias"):
             raise ValueError(
                 f"anchors holds factors, but {type(method).__name__} can only anchor a token or "
                 "not; expected a bool mask"
@@ -284,7 +322,7 @@ def check_can_be_steered(model: Any, method: Method) -> None:
         )
     config = model.config.get_text_config(decoder=True)
     kinds = set(getattr(config, "layer_types", None) or ())
-    unseen = kinds & (STATEFUL_LAYERS | (MIXING_LAYERS if isinstance(method, SPA) else set()))
+    unseen = kinds & (STATEFUL_LAYERS | (MIXING_LAYERS if isinstance(method, TwoBranch) else set()))
     if unseen:
         raise ValueError(
             f"{name} has layers of the kind {min(unseen)!r}, which pass on what attention hides: "
@@ -329,8 +367,8 @@ def attends_elsewhere(module: Any) -> bool:
 
 
 def check_strengths(method: Method, anchors: Tensor | None) -> None:
-    """Raise ValueError if SPA has several strengths, but not one for every row of the anchors."""
-    if anchors is None or not isinstance(method, SPA):
+    """Raise ValueError if there are several strengths, but not one for every row of the anchors."""
+    if anchors is None or not isinstance(method, TwoBranch):
         return
     count, rows = len(method.strengths()), anchors.shape[0]
     if count not in (1, rows):

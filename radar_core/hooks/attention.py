@@ -125,8 +125,10 @@ class AttentionHook:
         modules: the attention modules to steer; others, such as a vision tower's, are left alone.
         uses_native: whether some layer or query is left to the model's own attention.
         hide_anchors: whether the second half of a doubled batch cannot see the anchors.
+        hidden_from: the first position whose token cannot see the anchors there.
         doubled: whether the forward pass at work runs both branches.
-        entered: whether a forward pass of the model itself is at work; kept with `hide_anchors`.
+        entered: whether a forward pass of the model itself is at work; None where one branch runs,
+            which is steered whoever calls it.
         packed: how both branches lie in one row, where the forward pass at work has them so.
         measured: [B, heads] for each layer, filled by every forward pass; None not to measure.
         calls: how often each layer's attention has run.
@@ -140,8 +142,9 @@ class AttentionHook:
     modules: frozenset[torch.nn.Module] = frozenset()
     uses_native: bool = False
     hide_anchors: bool = False
+    hidden_from: int = 0
     doubled: bool = False
-    entered: bool = False
+    entered: bool | None = None
     packed: Packed | None = None
     measured: dict[int, Tensor] | None = None
     calls: dict[int, int] = field(default_factory=dict)
@@ -240,16 +243,18 @@ class AttentionHook:
                 **arguments,
             )
         hides = self.doubled and self.hide_anchors
+        for_some = hides and self._hides_from_some(q_offset)
         end = kv_offset + kv_length
         plainly_causal = (
             allow_is_causal_skip  # else the model itself reads the mask
             and kwargs.get("mask_function") is causal_mask_function
             and not local
+            and not for_some
             and isinstance(q_offset, int)
             and q_offset + q_length == end
             and (attention_mask is None or attention_mask.shape[1] == end)
         )
-        if hides:
+        if hides and not for_some:
             attention_mask = self._hide(attention_mask, batch_size, end, device)
         if not plainly_causal:
             window.mask = ALL_MASK_ATTENTION_FUNCTIONS["sdpa"](
@@ -257,7 +262,29 @@ class AttentionHook:
             )
         elif attention_mask is not None:
             window.mask = attention_mask[:, None, None, kv_offset:]
+        if for_some:
+            assert window.mask is not None
+            both = window.mask.expand(batch_size, -1, -1, -1).clone()
+            both[batch_size // 2 :] &= ~self._hidden_keys(window, q_length, batch_size // 2, device)
+            window.mask = both
         return window.mask
+
+    def _hides_from_some(self, query_offset: int | Tensor) -> bool:
+        """Whether some tokens of a pass may see the anchors in the second branch, others not."""
+        if isinstance(query_offset, Tensor):
+            return self.hidden_from > 0
+        return query_offset < self.hidden_from
+
+    def _hidden_keys(
+        self, window: Window, queries: int, batch: int, device: torch.device
+    ) -> Tensor:
+        """Return what the second branch hides: bool [batch, 1, q, k]."""
+        start = window.key_offset
+        anchored = self.anchored_rows(batch, start + window.key_length, device)
+        assert anchored is not None
+        position = window.query_offset + torch.arange(queries, device=device)
+        cannot = position >= self.hidden_from
+        return anchored[:, None, None, start:].bool() & cannot[None, None, :, None]
 
     def _hide(
         self, attention_mask: Tensor | None, batch: int, length: int, device: torch.device
@@ -273,8 +300,8 @@ class AttentionHook:
             visible[half:] &= ~anchored.bool()
         return visible
 
-    def hide_in_ready_mask(self, mask: Tensor) -> Tensor:
-        """Double a 4-D bool mask made before the forward pass and hide the anchors in one half.
+    def double_ready_mask(self, mask: Tensor) -> Tensor:
+        """Double a 4-D bool mask made before the forward pass; one half may lose the anchors.
 
         Args:
             mask: bool [B, 1, q, k], as generate builds it for static caches.
@@ -290,12 +317,12 @@ class AttentionHook:
                 f"the 4-D attention mask has dtype {mask.dtype}; steering needs a bool mask (True "
                 "= may attend) or the usual 2-D one"
             )
-        length = mask.shape[-1]
-        window = self._window(mask.shape[-2], length, mask)
-        offset = window.key_offset
-        anchored = self.anchored_rows(mask.shape[0], offset + length, mask.device)
-        assert anchored is not None
-        window.mask = torch.cat([mask, mask & ~anchored[:, None, None, offset:].bool()])
+        window = self._window(mask.shape[-2], mask.shape[-1], mask)
+        second = mask
+        if self.hide_anchors:
+            batch, queries = mask.shape[0], mask.shape[-2]
+            second = mask & ~self._hidden_keys(window, queries, batch, mask.device)
+        window.mask = torch.cat([mask, second])
         return window.mask
 
     # -- the attention function --------------------------------------------------------------------
@@ -324,10 +351,10 @@ class AttentionHook:
                 dropout=dropout,
                 **kwargs,
             )
-        if self.hide_anchors and not self.entered:
+        if self.entered is False:
             raise RuntimeError(
-                "SPA steers calls of the model itself, but its forward or a part of it (such as "
-                "its base model) was called directly; call model(...) or model.generate(...)"
+                "two branches need calls of the model itself, but its forward or a part of it, "
+                "such as its base model, was called; call model(...) or model.generate(...)"
             )
         layer: int = module.layer_idx  # type: ignore[assignment]
         self.calls[layer] = self.calls.get(layer, 0) + 1

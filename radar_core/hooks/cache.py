@@ -64,7 +64,19 @@ class BranchedStaticCache(BothHalves, StaticCache):
     """A `StaticCache` of two branches."""
 
 
-PLAIN_CACHES = (DynamicCache, BranchedCache)
+class PromptsCache(BranchedCache):
+    """A cache of two prompts of different length, each row's tokens aligned at their end.
+
+    Args:
+        first_length: tokens of the first prompt, padding included.
+        second_mask: bool [B, second prompt], False where padded or hidden.
+    """
+
+    first_length: int
+    second_mask: Tensor
+
+
+PLAIN_CACHES = (DynamicCache, BranchedCache, PromptsCache)
 
 
 def with_room(buffer: Tensor | None, held: Tensor, added: int) -> Tensor:

@@ -23,18 +23,23 @@ class Packed:
 
     Args:
         prompt: tokens of the prompt; the second branch's own tokens follow.
-        shared: tokens before the first anchor, which the second branch shares.
+        shared: tokens that the second branch shares, those before the first anchor.
         seen: bool [B, prompt], False where padded; None if nothing is padded.
-        visible: bool [B, prompt], what the second branch may see.
+        visible: bool [B, prompt], what the second branch may see; None for everything.
     """
 
     prompt: int
     shared: int
     seen: Tensor | None
-    visible: Tensor
+    visible: Tensor | None
 
-    def inputs(self, keywords: dict[str, Any]) -> dict[str, Any]:
-        """Return a forward pass's inputs with the second branch's tokens behind the prompt."""
+    def inputs(self, keywords: dict[str, Any], other: dict[str, Tensor]) -> dict[str, Any]:
+        """Return a forward pass's inputs with the second branch's tokens behind the prompt.
+
+        Args:
+            keywords: the inputs of the forward pass.
+            other: those of them that are not the same in the second branch.
+        """
         packed = dict(keywords)
         first = keywords.get("input_ids")
         first = keywords["inputs_embeds"] if first is None else first
@@ -42,7 +47,7 @@ class Packed:
             packed["position_ids"] = torch.arange(self.prompt, device=first.device)[None]
         for name in ("input_ids", "inputs_embeds", "position_ids"):
             if (value := packed.get(name)) is not None:
-                rest = tokens(name, value, self.shared, self.prompt)
+                rest = tokens(name, other.get(name, value), self.shared, self.prompt)
                 packed[name] = torch.cat([value, rest], dim=-1 if name == "position_ids" else 1)
         ends = [self.prompt - 1, 2 * self.prompt - self.shared - 1]
         packed["logits_to_keep"] = torch.tensor(ends, device=first.device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -27,11 +28,8 @@ def describe(model: Any, anchors: Tensor, undo: Undo) -> None:
         undo: is told how to end this.
     """
     met = False
-    generate = model.generate
-    own = vars(model).get("generate")
 
-    @functools.wraps(generate)
-    def checked(*args: Any, **kwargs: Any) -> Any:
+    def checked(generate: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         nonlocal met
         check_generation(model, anchors, call_arguments(generate, args, kwargs))
         met = True
@@ -42,15 +40,27 @@ def describe(model: Any, anchors: Tensor, undo: Undo) -> None:
         if not met:
             met = check_pass(anchors, call_arguments(module.forward, args, kwargs))
 
+    replace_generate(model, checked, undo)
+    undo.add(model.register_forward_pre_hook(before, with_kwargs=True).remove)
+
+
+def replace_generate(model: Any, call: Callable[..., Any], undo: Undo) -> None:
+    """Let a model's `generate` go through `call(generate, args, kwargs)`."""
+    generate = model.generate
+    own = vars(model).get("generate")
+
+    @functools.wraps(generate)
+    def replaced(*args: Any, **kwargs: Any) -> Any:
+        return call(generate, args, kwargs)
+
     def put_back() -> None:
         if own is not None:
             model.generate = own
-        elif vars(model).get("generate") is checked:
+        elif vars(model).get("generate") is replaced:
             del model.generate
 
     undo.add(put_back)
-    model.generate = checked
-    undo.add(model.register_forward_pre_hook(before, with_kwargs=True).remove)
+    model.generate = replaced
 
 
 def call_arguments(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -70,6 +80,15 @@ def given_tokens(arguments: dict[str, Any]) -> Tensor:
 
 def check_generation(model: Any, anchors: Tensor, arguments: dict[str, Any]) -> None:
     """Raise ValueError unless the anchors describe the prompt that `generate` is called with."""
+    check_guidance(model, arguments)
+    prompt = given_tokens(arguments)
+    _, cache = given_cache(arguments)
+    if cache is None or int(cache.get_seq_length()) < anchors.shape[1]:
+        check_shape(anchors, prompt, arguments.get("attention_mask"))
+
+
+def check_guidance(model: Any, arguments: dict[str, Any]) -> None:
+    """Raise ValueError if `generate` is to guide as well."""
     configs = (arguments, vars(arguments.get("generation_config") or model.generation_config))
     scale = next((s for c in configs if (s := c.get("guidance_scale")) is not None), 1)
     processors = arguments.get("logits_processor") or ()
@@ -79,10 +98,6 @@ def check_generation(model: Any, anchors: Tensor, arguments: dict[str, Any]) -> 
             "of its own; leave it out and use SPA, the same guidance with the anchors hidden: "
             f"SPA(strength={scale if scale != 1 else 1.5})"
         )
-    prompt = given_tokens(arguments)
-    _, cache = given_cache(arguments)
-    if cache is None or int(cache.get_seq_length()) < anchors.shape[1]:
-        check_shape(anchors, prompt, arguments.get("attention_mask"))
 
 
 def check_pass(anchors: Tensor, arguments: dict[str, Any]) -> bool:

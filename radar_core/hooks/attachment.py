@@ -133,7 +133,7 @@ class Attachment(AbstractContextManager[Steering]):
             hook = attention_hook(model, method if steers else NoSteering(), mask, self.measure)
             replace_configs(model, register(hook, undo), undo)
         if mask is not None:
-            describe(model, mask, undo)
+            describe(model, mask, undo, None if keys is None else keys.check_given)
         Watch(model, hook).install(model, undo)
         serve_few_rows(model, undo)
         if hook is not None and hook.hide_anchors:
@@ -491,7 +491,8 @@ class Watch:
                 "measure what anchors get with radar_core.attention_mass(model, ...), or leave the "
                 "block"
             )
-        let_grow(given_cache(kwargs)[1])
+        if not torch.compiler.is_compiling():
+            let_grow(given_cache(kwargs)[1])
 
     def after(self, model: Any, args: Any, output: Any) -> None:
         if self.hook is None:

@@ -267,25 +267,34 @@ class Edit:
 
     Args:
         rows: bool [B, T], the anchors of its tokens.
-        columns: int64 [n], those that hold any; None for all of them.
+        columns: int64 [n], those that hold any.
         last: place of the prompt's last token in the pass, None if it is not there.
     """
 
-    def __init__(self, rows: Tensor, columns: Tensor | None, last: int | None) -> None:
+    def __init__(self, rows: Tensor, columns: Tensor, last: int | None) -> None:
         self.last = last
         self.queries: dict[int, Tensor] = {}
         self.edited: set[int] = set()
-        chosen = rows if columns is None else rows[:, columns]
-        self._made = (chosen, columns)
-        self._placed = {chosen.device: self._made}
+        self._made = (rows[:, columns], columns)
+        self._placed = {rows.device: self._made}
 
-    def on(self, device: torch.device) -> tuple[Tensor, Tensor | None]:
+    def on(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Return the anchors of the columns, and the columns, on a device."""
         if device not in self._placed:
             rows, columns = self._made
-            moved = None if columns is None else columns.to(device)
-            self._placed[device] = (rows.to(device), moved)
+            self._placed[device] = (rows.to(device), columns.to(device))
         return self._placed[device]
+
+
+@dataclass(frozen=True)
+class TracedEdit:
+    """A forward pass that is being compiled.
+
+    Args:
+        past: how many tokens come before it; a 0-dim tensor with a static cache.
+    """
+
+    past: int | Tensor
 
 
 class KeyHook:
@@ -309,10 +318,17 @@ class KeyHook:
         self.query_sites: dict[int, Site] = {}
         if method.needs_query:
             self.query_sites = _sites(model, method.steered_layers, "query")
+        # With a place behind the prompt, where nothing is anchored.
+        self._behind: dict[torch.device, Tensor] = {}
+        for layer, one in self.sites.items():
+            device = next(one.module.parameters()).device
+            if device.type != "meta":  # nor where weights come from elsewhere when they are needed
+                method.placed(layer, device)
+                self._behind[device] = _first(self.anchors, self.prompt_length + 1).to(device)
         anchored = self.anchors.any(dim=0).nonzero().flatten()
         self.first_anchor, self.last_anchor = int(anchored[0]), int(anchored[-1])
         self.calls: dict[int, int] = {}
-        self._edit: Edit | None = None
+        self._edit: Edit | TracedEdit | None = None
         self._static: tuple[Any, int] | None = None
 
     @property
@@ -336,13 +352,12 @@ class KeyHook:
         """Find out which anchors a forward pass holds."""
         self._edit = None
         kwargs = call_arguments(model.forward, args, kwargs)
-        tokens = given_tokens(kwargs)
-        batch, length = tokens.shape[:2]
+        batch, length = given_tokens(kwargs).shape[:2]
         cache = given_cache(kwargs)[1]
         past = 0 if cache is None else cache.get_seq_length()
         if torch.compiler.is_compiling():
-            if length > 1 or (isinstance(past, int) and past <= self.last_anchor):
-                self._edit = self._traced(tokens, past)
+            if length > 1 or (isinstance(past, int) and past < self.prompt_length):
+                self._edit = self._traced(past)
             return
         past = self._past(cache, past, length)
         end = past + length
@@ -385,17 +400,35 @@ class KeyHook:
             )
         return self.anchors.repeat_interleave(batch // count, dim=0)
 
-    def _traced(self, tokens: Tensor, past: int | Tensor) -> Edit:
-        """Return a pass's anchors found on the device, so that any length runs the same graph."""
-        batch, length = tokens.shape[:2]
+    def _traced(self, past: int | Tensor) -> TracedEdit:
+        """Return a compiled pass's anchors, to be found on the device: any length, one graph."""
         if self.method.needs_query:
             raise ValueError(
                 f"{type(self.method).__name__} needs to know where the prompt ends, which a "
                 "compiled pass does not say; run the prompt uncompiled, or use SEKA"
             )
-        rows = _first(self._rows(batch), self.prompt_length + 1).to(tokens.device)
-        places = torch.arange(length, device=tokens.device) + past
-        return Edit(rows[:, places.clamp(max=self.prompt_length)], None, None)
+        return TracedEdit(past)
+
+    def _edit_traced(self, edit: TracedEdit, layer: int, keys: Tensor) -> Tensor:
+        """Return the keys of a compiled pass, edited where anchored."""
+        self.calls[layer] = 1  # counting would compile anew each time
+        anchors = self._behind[keys.device]
+        if keys.shape[0] % anchors.shape[0]:
+            raise ValueError(
+                f"anchors has {anchors.shape[0]} rows, but the model runs on a batch of "
+                f"{keys.shape[0]}; expected one row of anchors for every prompt"
+            )
+        places = torch.arange(keys.shape[2], device=keys.device) + edit.past
+        rows = anchors[:, places.clamp(max=self.prompt_length)]
+        rows = rows.repeat_interleave(keys.shape[0] // anchors.shape[0], dim=0)
+        return self.method.edit(layer, keys, rows, None)
+
+    def check_given(self, arguments: dict[str, Any]) -> None:
+        """Raise ValueError if `generate` is given a cache whose keys were edited otherwise."""
+        cache = given_cache(arguments)[1]
+        past = 0 if cache is None else int(cache.get_seq_length())
+        if past > self.first_anchor or (past and getattr(cache, "radar_edited", None) is not None):
+            self._check_cache(cache, past)
 
     def _check_cache(self, cache: Any, past: int) -> None:
         """Raise ValueError unless the keys that a cache holds were edited as they would be here."""
@@ -411,7 +444,7 @@ class KeyHook:
 
     def _after(self, model: Any, args: Any, kwargs: Any, output: Any) -> None:
         edit, self._edit = self._edit, None
-        if edit is None or output is None or torch.compiler.is_compiling():
+        if output is None or not isinstance(edit, Edit):
             return
         missing = sorted(self.sites.keys() - edit.edited)
         if missing:
@@ -425,7 +458,7 @@ class KeyHook:
 
     def _note_query(self, layer: int, one: Site, given: Tensor, output: Tensor) -> Tensor | None:
         edit = self._edit
-        if edit is None:
+        if not isinstance(edit, Edit):
             return None
         if edit.last is None:
             raise ValueError(
@@ -439,21 +472,17 @@ class KeyHook:
         edit = self._edit
         if edit is None:
             return None
-        if torch.compiler.is_compiling():
-            if layer not in self.calls:
-                self.calls[layer] = 1
-        else:
-            self.calls[layer] = self.calls.get(layer, 0) + 1
-            edit.edited.add(layer)
-        rows, columns = edit.on(output.device)
         edited = output.clone()
         keys = one.states(edited, given)
-        query = edit.queries.pop(layer, None)
-        if columns is None:
-            keys.copy_(self.method.edit(layer, keys, rows, query))
-        else:
-            chosen = keys.index_select(2, columns)
-            keys.index_copy_(2, columns, self.method.edit(layer, chosen, rows, query))
+        if isinstance(edit, TracedEdit):
+            keys.copy_(self._edit_traced(edit, layer, keys))
+            return edited
+        self.calls[layer] = self.calls.get(layer, 0) + 1
+        edit.edited.add(layer)
+        rows, columns = edit.on(output.device)
+        chosen = keys.index_select(2, columns)
+        changed = self.method.edit(layer, chosen, rows, edit.queries.pop(layer, None))
+        keys.index_copy_(2, columns, changed)
         return edited
 
 

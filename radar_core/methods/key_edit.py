@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from abc import abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any, ClassVar
 
@@ -23,6 +21,10 @@ class KeyEdit(Method):
 
     # Whether `edit` is given the query of the prompt's last token.
     needs_query: ClassVar[bool] = False
+
+    _placed: dict[tuple[int, torch.device], tuple[Tensor, ...]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @property
     @abstractmethod
@@ -68,26 +70,15 @@ class KeyEdit(Method):
         """
         write(path, type(self).__name__, self.parameters(), list(self.learned))
 
-    @functools.cached_property
-    def _placed(self) -> dict[tuple[int, torch.device], Any]:
-        return {}
+    @abstractmethod
+    def tensors(self, layer: int) -> tuple[Tensor, ...]:
+        """Return what a layer's edit needs, on the CPU."""
 
-    def placed(self, layer: int, device: torch.device, make: Callable[[], Any]) -> Any:
-        """Return what a layer's edit needs on a device, made when first asked for.
-
-        Args:
-            layer: index of the layer.
-            device: where it is needed.
-            make: returns it, a tensor or a tuple of tensors.
-        """
+    def placed(self, layer: int, device: torch.device) -> tuple[Tensor, ...]:
+        """Return what a layer's edit needs on a device; it is made when first asked for."""
         key = (layer, device)
         if key not in self._placed:
-            made = make()
-            self._placed[key] = (
-                made.to(device)
-                if isinstance(made, Tensor)
-                else tuple(tensor.to(device) for tensor in made)
-            )
+            self._placed[key] = tuple(tensor.to(device) for tensor in self.tensors(layer))
         return self._placed[key]
 
 

@@ -98,17 +98,17 @@ class SEKA(KeyEdit):
     def steered_layers(self) -> tuple[int, ...]:
         return chosen_layers(self.projections, self.layers)
 
-    def matrix(self, layer: int) -> Tensor:
+    def tensors(self, layer: int) -> tuple[Tensor]:
         """Return what a layer adds to an anchored key: float32 [key_heads, D, D], `k @ matrix`."""
         found = self.projections
         index = found.index(layer)
         moved = self.positive_gain * found.positive.leading(index, self.variance)
         moved = moved + self.negative_gain * found.negative.trailing(index, self.variance)
         far = found.mean_distance[index] >= self.least_distance
-        return moved / 2 * far[:, None, None]
+        return (moved / 2 * far[:, None, None],)
 
     def edit(self, layer: int, key: Tensor, anchors: Tensor, query: Tensor | None) -> Tensor:
-        matrix = self.placed(layer, key.device, lambda: self.matrix(layer))
+        (matrix,) = self.placed(layer, key.device)
         return edit_keys(key, anchors, matrix, 1.0)
 
 
@@ -156,16 +156,16 @@ class PRISM(KeyEdit):
     def steered_layers(self) -> tuple[int, ...]:
         return chosen_layers(self.projections, self.layers)
 
-    def matrix(self, layer: int) -> Tensor:
+    def tensors(self, layer: int) -> tuple[Tensor]:
         """Return what a layer adds to an anchored key: float32 [key_heads, D, D], `k @ matrix`."""
         found = self.projections
         index = found.index(layer)
         far = found.frobenius_distance[index] - self.least_distance
         weight = self.gain * torch.nn.functional.softplus(far)
-        return weight[:, None, None] * found.difference.leading(index, self.variance)
+        return (weight[:, None, None] * found.difference.leading(index, self.variance),)
 
     def edit(self, layer: int, key: Tensor, anchors: Tensor, query: Tensor | None) -> Tensor:
-        matrix = self.placed(layer, key.device, lambda: self.matrix(layer))
+        (matrix,) = self.placed(layer, key.device)
         return edit_keys(key, anchors, matrix, 1.0)
 
 
@@ -237,7 +237,7 @@ class AdaSEKA(KeyEdit):
     def steered_layers(self) -> tuple[int, ...]:
         return chosen_layers(self.experts[0], self.layers)
 
-    def directions(self, layer: int) -> tuple[Tensor, Tensor]:
+    def tensors(self, layer: int) -> tuple[Tensor, Tensor]:
         """Return a layer's directions [key_heads, D, experts, rank] and [.., experts, rank]."""
         vectors, values = [], []
         for expert in self.experts:
@@ -249,7 +249,7 @@ class AdaSEKA(KeyEdit):
 
     def weights(self, layer: int, query: Tensor) -> Tensor:
         """Return each expert's weight for each row: float32 [B, key_heads, experts]."""
-        vectors, values = self.placed(layer, query.device, lambda: self.directions(layer))
+        vectors, values = self.placed(layer, query.device)
         grouped = query.float().unflatten(1, (vectors.shape[0], -1)).mean(2)
         unit = torch.nn.functional.normalize(grouped, dim=-1)
         weights = torch.einsum("bhd,hdmr,hmr->bhm", unit, vectors, values)
@@ -257,7 +257,7 @@ class AdaSEKA(KeyEdit):
 
     def edit(self, layer: int, key: Tensor, anchors: Tensor, query: Tensor | None) -> Tensor:
         assert query is not None
-        vectors, _ = self.placed(layer, key.device, lambda: self.directions(layer))
+        vectors, _ = self.placed(layer, key.device)
         factors = self.weights(layer, query)[..., None].expand(-1, -1, -1, self.rank).flatten(2)
         flat = vectors.flatten(2)
         rows = [

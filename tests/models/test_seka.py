@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounter
 
 from radar_core import (
     PRISM,
@@ -348,18 +349,29 @@ def test_half_precision():
     assert rough < 2 * own
 
 
-def test_compiled_passes_are_edited():
-    model, inputs = tiny_model("Llama"), prompts(**BATCH)
-    method, anchors = methods(model)["SEKA"], inputs.pop("anchors")
-    with method.applied_to(model, anchors):
-        eager = model(**inputs).logits
-        model.compile(backend="eager", fullgraph=True)
-        try:
-            compiled = model(**inputs).logits
-        finally:
-            model._compiled_call_impl = None
-            torch._dynamo.reset()
-    torch.testing.assert_close(compiled, eager, atol=1e-5, rtol=0)
+def test_compiled_passes_are_edited_and_new_anchors_add_no_graph(monkeypatch):
+    # Linear layers that are replaced anew in each block are compiled anew.
+    monkeypatch.setattr("radar_core.hooks.attachment.serve_few_rows", lambda *_: None)
+    model = tiny_model("Llama")
+    method, counter = methods(model)["SEKA"], CompileCounter()
+    graphs, outs = [], []
+    torch._dynamo.reset()
+    model.compile(backend=counter, fullgraph=True)
+    try:
+        for anchored in (BATCH["anchored"], [[7, 8], [1, 2, 3]]):
+            inputs = prompts(BATCH["lengths"], anchored)
+            anchors = inputs.pop("anchors")
+            with torch.no_grad(), method.applied_to(model, anchors) as steering:
+                outs.append((inputs, anchors, model(**inputs).logits))
+            assert set(steering.calls) == {0, 1, 2}
+            graphs.append(counter.frame_count)
+    finally:
+        model._compiled_call_impl = None
+        torch._dynamo.reset()
+    assert graphs == [1, 1]
+    for inputs, anchors, compiled in outs:
+        with torch.no_grad(), method.applied_to(model, anchors):
+            torch.testing.assert_close(compiled, model(**inputs).logits, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("name", ["SEKA", "AdaSEKA"])

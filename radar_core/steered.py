@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from radar_core.hooks.prompts import check_shape
 from radar_core.hooks.sampler import sample_with_radar
 from radar_core.hooks.undo import Undo
 from radar_core.methods import SPA, Method, NoSteering
+from radar_core.report import Report, Run, report_on
 
 if TYPE_CHECKING:
     from radar_core.agent_radar import Prompt
@@ -112,6 +114,7 @@ class Steered:
         self.tokenizer = tokenizer
         self.method = method.for_tokenizer(tokenizer)
         self.sampler = sampler
+        self._run: Run | None = None
 
     def __repr__(self) -> str:
         return f"Steered({type(self.model).__name__}, {self.method!r})"
@@ -247,12 +250,43 @@ class Steered:
             inputs["input_ids"] = input_ids
         if seed is not None and self.sampler != "radar":
             raise ValueError('seed is for sampler="radar"; call torch.manual_seed(...) instead')
-        with attach(self.model, self.method, anchors), ExitStack() as stack:
+        self._run = None
+        started = time.perf_counter()
+        with attach(self.model, self.method, anchors) as steering, ExitStack() as stack:
             if self.sampler == "radar":
                 undo = Undo()
                 stack.callback(undo.run)
                 sample_with_radar(self.model, seed, undo)
-            return self.model.generate(**inputs)
+            out = self.model.generate(**inputs)
+        if steering.active and anchors is not None:
+            seconds = time.perf_counter() - started
+            self._run = Run(inputs, anchors, steering.calls, seconds, out)
+        return out
+
+    def report(self, reply_tokens: int = 32) -> Report:
+        """Say what steering did to the last `generate` or `chat`.
+
+        Reads the prompts twice more, steered and unsteered, with the first tokens of the replies.
+
+        Args:
+            reply_tokens: how many tokens of each reply to compare the distributions of.
+
+        Returns:
+            The layers reached with the anchors' share of attention before and after, and how far
+            the distributions of the reply's tokens moved; print it, or take `.as_dict()`.
+
+        Raises:
+            ValueError: nothing has run yet, or the last run steered nothing.
+            RuntimeError: a layer that should have been steered was never called.
+        """
+        if not isinstance(reply_tokens, int) or reply_tokens < 1:
+            raise ValueError(f"reply_tokens is {reply_tokens!r}; expected an int of at least 1")
+        if self._run is None:
+            raise ValueError(
+                "there is nothing to report on: the last generate or chat failed, had no anchors "
+                "or a method that is off, or none has run yet"
+            )
+        return report_on(self.model, self.method, self._run, reply_tokens)
 
     def _render(
         self, messages: Messages | Prompt, template: Mapping[str, Any] | None

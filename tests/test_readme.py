@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from radar_core import AttentionBias
+from radar_core import SEKA, AttentionBias, Steered
 from radar_core.embedded import ENCODER_PACKAGE, MODEL_PACKAGE
 from tests.models.tiny import prompts, tiny_model
 
@@ -49,6 +49,23 @@ def test_the_mask_example():
     exec(SNIPPETS[1], names)
     with AttentionBias(2.0).applied_to(model, anchors=mask):
         assert torch.equal(names["out"], model.generate(**inputs, max_new_tokens=64))
+
+
+def test_the_keys_example(smollm2, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    sentence = "The train leaves at half past six."
+    example = ("Tea costs two euros.", "two euros", "What does tea cost?", "Who is there?")
+    names = {
+        "model": smollm2.model,
+        "tokenizer": smollm2.tokenizer,
+        "examples": [example],
+        "text": f"Bob paints. {sentence} When does the train leave?",
+        "sentence": sentence,
+        "Steered": Steered,
+        "SEKA": SEKA,
+    }
+    exec(SNIPPETS[2], names)
+    assert "anchors' share before" in capsys.readouterr().out
 
 
 def test_the_inspect_command(tmp_path):

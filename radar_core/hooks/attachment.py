@@ -20,10 +20,12 @@ from radar_core.hooks.attention import SUPPORTED_IMPLEMENTATIONS, AttentionHook,
 from radar_core.hooks.branches import TwoBranches
 from radar_core.hooks.cache import given_cache, let_grow
 from radar_core.hooks.few_rows import serve_few_rows
+from radar_core.hooks.keys import KeyHook, check_keys
 from radar_core.hooks.prompts import describe
 from radar_core.hooks.second_prompt import SecondPromptBranches
 from radar_core.hooks.undo import Undo, uninterrupted
-from radar_core.methods.method import LARGEST, Method, NoSteering
+from radar_core.methods.key_edit import KeyEdit
+from radar_core.methods.method import LARGEST, LayerPlan, Method, NoSteering
 from radar_core.methods.second_prompt import SecondPrompt
 from radar_core.methods.spa import SPA
 from radar_core.methods.two_branch import TwoBranch
@@ -47,17 +49,21 @@ class Steering:
     Args:
         method: the method, as given but for a mask token that the model has settled.
         active: False where nothing had to be hooked (strength 1, bias 0, nothing anchored).
-        attention: the attention hook's state; None where none is hooked.
+        attention: the attention hook's state; None where none is hooked, or where only keys are
+            edited.
+        keys: the key hook's state; None unless the method edits keys.
     """
 
     method: Method
     active: bool
     attention: AttentionHook | None = field(default=None, repr=False)
+    keys: KeyHook | None = field(default=None, repr=False)
 
     @property
     def calls(self) -> dict[int, int]:
-        """How often each layer's attention has run, by layer."""
-        return {} if self.attention is None else dict(self.attention.calls)
+        """How often each layer's attention has run, or its keys were edited, by layer."""
+        hook = self.keys or self.attention
+        return {} if hook is None else dict(hook.calls)
 
 
 def attach(
@@ -145,18 +151,24 @@ class Attachment(AbstractContextManager[Steering]):
             describe(model, mask, undo)
             self._steering = Steering(method, active=True)
             return
-        hook = attention_hook(model, method if steers else NoSteering(), mask, self.measure)
-        name = register(hook, undo)
-        replace_configs(model, name, undo)
+        keys = hook = None
+        if steers and isinstance(method, KeyEdit):
+            assert mask is not None
+            keys = KeyHook(model, method, mask)
+        if keys is None or self.measure:
+            hook = attention_hook(model, method if steers else NoSteering(), mask, self.measure)
+            replace_configs(model, register(hook, undo), undo)
         if mask is not None:
-            describe(model, mask, undo)
-        Watch(model, hook, name).install(model, undo)
+            describe(model, mask, undo, None if keys is None else keys.check_given)
+        Watch(model, hook).install(model, undo)
         serve_few_rows(model, undo)
-        if steers and isinstance(method, SPA):
+        if hook is not None and steers and isinstance(method, SPA):
             TwoBranches(model, hook, method).install(undo)
-        elif steers and isinstance(method, SecondPrompt):
+        elif hook is not None and steers and isinstance(method, SecondPrompt):
             SecondPromptBranches(model, hook, method).install(undo)
-        self._steering = Steering(method, active=True, attention=hook)
+        if keys is not None:
+            keys.install(model, undo)
+        self._steering = Steering(method, active=True, attention=hook, keys=keys)
 
 
 def attention_hook(
@@ -357,6 +369,8 @@ def check_can_be_steered(model: Any, method: Method) -> None:
             f"{name} uses the attention implementation {implementation!r}; expected one of "
             f"{list(SUPPORTED_IMPLEMENTATIONS)}: call model.set_attn_implementation('sdpa')"
         )
+    if isinstance(method, KeyEdit):
+        check_keys(model, method)
 
 
 def attends_elsewhere(module: Any) -> bool:
@@ -404,13 +418,24 @@ def attention_modules(model: Any) -> list[torch.nn.Module]:
     ]
 
 
+def layer_plans(method: Method, config: Any) -> list[LayerPlan | None]:
+    """Return what a method plans for the attention of each layer."""
+    layers, heads = config.num_hidden_layers, config.num_attention_heads
+    return [method.layer_plan(layer, layers, heads) for layer in range(layers)]
+
+
 def needs_native(method: Method, config: Any) -> bool:
     """Whether a method leaves some layers or queries to the model's own attention."""
-    plans = [
-        method.layer_plan(layer, config.num_hidden_layers, config.num_attention_heads)
-        for layer in range(config.num_hidden_layers)
-    ]
+    plans = layer_plans(method, config)
     return any(plan is None or plan.queries != "all" for plan in plans)
+
+
+def steered_layers(model: Any, method: Method) -> list[int]:
+    """Return the layers of a model that a method steers."""
+    if isinstance(method, KeyEdit):
+        return list(method.steered_layers)
+    plans = layer_plans(method, model.config.get_text_config(decoder=True))
+    return [layer for layer, plan in enumerate(plans) if plan is not None]
 
 
 # -- the parts of an attachment --------------------------------------------------------------------
@@ -497,15 +522,14 @@ class Watch:
 
     Args:
         model: the model, its configs replaced.
-        hook: its attention.
-        name: the implementation that the configs ask for.
+        hook: its attention; None where the model's own is left in place.
     """
 
-    def __init__(self, model: Any, hook: AttentionHook, name: str) -> None:
+    def __init__(self, model: Any, hook: AttentionHook | None) -> None:
         self.hook = hook
-        self.name = name
         self.config = model.config
         self.text_config = model.config.get_text_config(decoder=True)
+        self.name = self.text_config._attn_implementation_internal
         self.checked = False
         self.thread: int | None = None
         self._lock = threading.Lock()
@@ -536,7 +560,8 @@ class Watch:
                 f"the model's attention implementation was set to {asked!r} or its config replaced "
                 "while steered; do that before the steered block"
             )
-        if kwargs.get("output_attentions") or self.text_config.output_attentions:
+        asked = kwargs.get("output_attentions") or self.text_config.output_attentions
+        if asked and self.hook is not None:
             raise ValueError(
                 "output_attentions=True cannot be had while steered, the weights are never formed; "
                 "measure what anchors get with radar_core.attention_mass(model, ...), or leave the "
@@ -548,9 +573,12 @@ class Watch:
                     f"{name} was given, but a steered model attends to its prompt alone; leave the "
                     "steered block for such calls"
                 )
-        let_grow(given_cache(kwargs)[1])
+        if not torch.compiler.is_compiling():
+            let_grow(given_cache(kwargs)[1])
 
     def after(self, model: Any, args: Any, output: Any) -> None:
+        if self.hook is None:
+            return
         self.hook.forget_windows()
         if self.checked or output is None:
             return

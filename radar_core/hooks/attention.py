@@ -160,9 +160,9 @@ class AttentionHook:
     def anchored_rows(self, batch: int, length: int, device: torch.device) -> Tensor | None:
         """Return the anchors of every row over positions 0..length-1: [batch, length].
 
-        Rows are repeated for beams and returned sequences; positions after the prompt are never
-        anchored. The result is a view of a buffer that grows by doubling, so that a step copies
-        nothing.
+        Rows are repeated for beams and returned sequences; positions after the prompt are not
+        anchored, unless the method biases generated keys too. The result is a view of a buffer that
+        grows by doubling, so that a step copies nothing.
 
         Raises:
             ValueError: the batch is no multiple of the anchors' rows.
@@ -185,6 +185,7 @@ class AttentionHook:
                 )
             capacity = max(2 * length, self.prompt_length + 256)
             rows = torch.zeros(batch, capacity, dtype=self.anchors.dtype, device=device)
+            rows[:, self.prompt_length :] = getattr(self.method, "keep_generated", False)
             repeated = self.anchors.to(device).repeat_interleave(batch // count, dim=0)
             rows[:, : self.prompt_length] = repeated
             self._rows = rows

@@ -15,7 +15,12 @@ from radar_core.hooks.cache import given_cache
 from radar_core.hooks.undo import Undo
 
 
-def describe(model: Any, anchors: Tensor, undo: Undo) -> None:
+def describe(
+    model: Any,
+    anchors: Tensor,
+    undo: Undo,
+    check: Callable[[dict[str, Any]], None] | None = None,
+) -> None:
     """Check what a model is called with against the anchors until it has met their prompt.
 
     `generate` knows its prompt, so that it is checked whole; other calls show theirs pass by pass.
@@ -26,12 +31,16 @@ def describe(model: Any, anchors: Tensor, undo: Undo) -> None:
         model: the model; its `generate` is wrapped inside the block.
         anchors: [batch, prompt].
         undo: is told how to end this.
+        check: looks at the arguments of `generate` too, and raises what it finds wrong.
     """
     met = False
 
     def checked(generate: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         nonlocal met
-        check_generation(model, anchors, call_arguments(generate, args, kwargs))
+        arguments = call_arguments(generate, args, kwargs)
+        check_generation(model, anchors, arguments)
+        if check is not None:
+            check(arguments)
         met = True
         return generate(*args, **kwargs)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass
 
 import torch
 
+from radar_core.methods.head_files import read_heads
 from radar_core.methods.method import (
     LARGEST,
     Heads,
@@ -34,6 +36,8 @@ class AttentionBias(Method):
         layers: layers to steer: None (all) or a sequence; negative indices count from the top.
         queries: "all" steers every token, "generated" only those that predict generated tokens
             (positions >= prompt length - 1), which leaves the prompt's own cache untouched.
+        keep_generated: bias the keys of generated tokens too, so that only the rest of the prompt
+            loses weight.
 
     Raises:
         ValueError: `bias` is no such number, or `heads`, `layers` or `queries` are malformed.
@@ -45,6 +49,7 @@ class AttentionBias(Method):
     heads: Heads = None
     layers: Layers = None
     queries: Queries = "all"
+    keep_generated: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.bias, int | float) or not abs(self.bias) <= LARGEST:
@@ -69,9 +74,10 @@ class AttentionBias(Method):
 
 def PASTA(
     alpha: float = 0.01,
-    heads: Heads = None,
+    heads: Heads | str | os.PathLike[str] = None,
     layers: Layers = None,
     queries: Queries = "all",
+    keep_generated: bool = False,
 ) -> AttentionBias:
     """Down-weight every key that is not anchored by `alpha`: a bias of `-log(alpha)`.
 
@@ -79,23 +85,35 @@ def PASTA(
         alpha: factor on the attention of keys that are not anchored, in (0, 1]; 1 is off. The
             paper's 0.01 (a bias of 4.6) is meant for few, profiled heads: on all heads it breaks
             small models, so begin with 0.3 there.
-        heads: the profiled heads, usually a mapping from layer to heads.
+        heads: the profiled heads, usually a mapping from layer to heads, or the path of a published
+            file of them: JSON such as `{"18": [23], "10": [12, 7]}`, or a list of layers.
         layers: as in `AttentionBias`.
         queries: as in `AttentionBias`.
+        keep_generated: as in `AttentionBias`. True is what the released package does: generated
+            tokens are not weighed down, only the prompt's.
 
     Returns:
         The equivalent `AttentionBias`.
 
     Raises:
-        ValueError: `alpha` lies outside (0, 1].
+        ValueError: `alpha` lies outside (0, 1], or `heads` is no such file.
 
     Formula: `A'_j = A_j * alpha^[j not anchored] / C = softmax(s_j - log(alpha) * [j anchored])`.
-    Several anchored spans count once each, unlike in the released package, where they accumulate.
+    Several anchored spans count once each. In the released package they accumulate, so that with
+    two every anchored token loses weight too, by `alpha`, against what is generated.
     Source: Zhang et al., ICLR 2024 (arXiv 2311.02262).
     """
     if not isinstance(alpha, int | float) or not 0 < alpha <= 1:
         raise ValueError(f"alpha is {alpha!r}; expected a number in (0, 1], such as 0.01")
-    return AttentionBias(-math.log(alpha), heads, layers, queries)
+    if isinstance(heads, str | os.PathLike):
+        path, (heads, listed) = heads, read_heads(heads)
+        if listed is not None and layers is not None:
+            raise ValueError(
+                f"layers is {list(layers)}, but heads is {str(path)!r}, which lists layers itself: "
+                f"{list(listed)}; leave one of them out"
+            )
+        layers = layers if listed is None else listed
+    return AttentionBias(-math.log(alpha), heads, layers, queries, keep_generated)
 
 
 def InstABoost(

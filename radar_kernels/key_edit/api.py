@@ -71,7 +71,9 @@ def prepare_edit_keys(
             f"key is {key.dtype} {list(key.shape)}; expected floating point [B, Hkv, k, D]"
         )
     batch, heads, keys, size = key.shape
-    if anchors.dtype != torch.bool or anchors.shape not in ((batch, keys), (1, keys)):
+    # Sizes one by one: symbolic ones are not found in a tuple.
+    fits = anchors.dim() == 2 and (anchors.shape[0] == batch or anchors.shape[0] == 1)
+    if anchors.dtype != torch.bool or not fits or anchors.shape[1] != keys:
         raise ValueError(
             f"anchors are {anchors.dtype} {list(anchors.shape)}; expected bool [{batch}, {keys}]"
         )

@@ -11,7 +11,7 @@ enum class Valid { kNone, kAll, kShared, kPerRow };
 
 // One thread's working memory for a chunk.
 struct Workspace {
-  float* query;              // [rows, padded key_dim]
+  void* products;            // what the products need
   float* logits;             // [rows, kTileKeys]
   float* weights;            // [rows, kTileKeys]
   float* correction;         // [rows] factor of what the row has accumulated so far
@@ -21,6 +21,7 @@ struct Workspace {
   int32_t list[kTileKeys];   // indices of the valid keys
 };
 
+template <class Products>
 static int64_t place_workspace(const AttentionCall& call, char* memory, Workspace* workspace) {
   int64_t used = 0;
   const auto take = [&](int64_t bytes) {
@@ -29,7 +30,7 @@ static int64_t place_workspace(const AttentionCall& call, char* memory, Workspac
     return at;
   };
   const int64_t tile = call.rows * kTileKeys;
-  workspace->query = (float*)take(call.rows * padded(call.key_dim) * (int64_t)sizeof(float));
+  workspace->products = take(Products::scratch_bytes(call));
   workspace->logits = (float*)take(tile * (int64_t)sizeof(float));
   workspace->weights = (float*)take(tile * (int64_t)sizeof(float));
   workspace->correction = (float*)take(call.rows * (int64_t)sizeof(float));
@@ -38,9 +39,18 @@ static int64_t place_workspace(const AttentionCall& call, char* memory, Workspac
   return used;
 }
 
+template <class Products>
 static int64_t scratch_bytes(const AttentionCall& call) {
   Workspace workspace;
-  return place_workspace(call, nullptr, &workspace);
+  return place_workspace<Products>(call, nullptr, &workspace);
+}
+
+template <class T>
+RADAR_INLINE const typename T::Storage* query_row(const AttentionCall& call, int64_t batch,
+                                                  int64_t kv_head, int64_t row) {
+  const int64_t head = kv_head * (call.heads / call.kv_heads) + row / call.queries;
+  return (const typename T::Storage*)call.query + batch * call.query_stride[0] +
+         head * call.query_stride[1] + row % call.queries * call.query_stride[2];
 }
 
 // Where a row's numbers sit in a partial result: [parts][rows][kStats], then the values.
@@ -150,35 +160,11 @@ static inline bool tile_factors(const AttentionCall& call, int64_t batch, int64_
 
 // ---- logits -----------------------------------------------------------------------------------
 
-template <class T>
-static inline void tile_logits(const AttentionCall& call, const Workspace& workspace,
-                               const typename T::Storage* keys, int64_t count,
-                               const typename T::Storage* next) {
-  const int64_t stride = padded(call.key_dim);
-  const int64_t step = call.key_stride[2];
-  int64_t r = 0;
-  while (r < call.rows) {
-    const int64_t left = call.rows - r;
-    const float* query = workspace.query + r * stride;
-    float* to = workspace.logits + r * kTileKeys;
-    const typename T::Storage* prefetch = r == 0 ? next : nullptr;
-    if (left >= 4) {
-      dot_rows<T, 4>(query, stride, keys, step, count, call.key_dim, prefetch, to, kTileKeys);
-      r += 4;
-    } else if (left == 3) {
-      dot_rows<T, 3>(query, stride, keys, step, count, call.key_dim, prefetch, to, kTileKeys);
-      r += 3;
-    } else if (left == 2) {
-      dot_rows<T, 2>(query, stride, keys, step, count, call.key_dim, prefetch, to, kTileKeys);
-      r += 2;
-    } else {
-      dot_rows<T, 1>(query, stride, keys, step, count, call.key_dim, prefetch, to, kTileKeys);
-      r += 1;
-    }
-  }
+// Raw products to logits [rows, kTileKeys], -inf from `count` on.
+static inline void scale_logits(const AttentionCall& call, int64_t count, float* to) {
   const Vector scale = broadcast(call.scale);
-  for (r = 0; r < call.rows; ++r) {
-    float* logits = workspace.logits + r * kTileKeys;
+  for (int64_t r = 0; r < call.rows; ++r) {
+    float* logits = to + r * kTileKeys;
     for (int64_t i = 0; i < count; i += W) {
       Vector s = load(logits + i) * scale;
       if (call.softcap != 0.0f) s = tanh(s / call.softcap) * call.softcap;
@@ -312,6 +298,28 @@ static inline void add_values(const float* weights, const typename T::Storage* v
   }
 }
 
+// The same for any number of rows, each of which has kTileKeys weights.
+template <class T>
+static inline void add_row_values(int64_t rows, const float* weights,
+                                  const typename T::Storage* values, int64_t stride,
+                                  const int32_t* list, int64_t count, int64_t dim,
+                                  const typename T::Storage* next, const float* correction,
+                                  float* to, int64_t to_stride) {
+  while (rows > 0) {
+    const int64_t taken = rows < 4 ? rows : 4;
+    const auto add = taken == 4   ? add_values<T, 4>
+                     : taken == 3 ? add_values<T, 3>
+                     : taken == 2 ? add_values<T, 2>
+                                  : add_values<T, 1>;
+    add(weights, values, stride, list, count, dim, next, correction, to, to_stride);
+    rows -= taken;
+    weights += taken * kTileKeys;
+    correction += taken;
+    to += taken * to_stride;
+    next = nullptr;
+  }
+}
+
 static inline int64_t list_keys(const uint8_t* valid, int32_t* list) {
   int64_t count = 0;
   for (int32_t i = 0; i < kTileKeys; ++i) {
@@ -321,13 +329,79 @@ static inline int64_t list_keys(const uint8_t* valid, int32_t* list) {
   return count;
 }
 
+// ---- products ---------------------------------------------------------------------------------
+
+// What a chunk multiplies, tile by tile: queries with keys, weights with values. Meanwhile it
+// prefetches the next tile.
+template <class T>
+class VectorProducts {
+ public:
+  using Element = T;
+  using Storage = typename T::Storage;
+
+  static int64_t scratch_bytes(const AttentionCall& call) {
+    return call.rows * padded(call.key_dim) * (int64_t)sizeof(float);
+  }
+  VectorProducts(const AttentionCall& call, int64_t batch, int64_t kv_head, void* scratch)
+      : call_(call), query_((float*)scratch) {
+    for (int64_t r = 0; r < call.rows; ++r) {
+      pack_row<T>(query_ + r * padded(call.key_dim), query_row<T>(call, batch, kv_head, r),
+                  call.key_dim);
+    }
+  }
+
+  // Begins a tile; null where no other follows.
+  void look_ahead(const Storage* keys, const Storage* values) {
+    next_keys_ = keys;
+    next_values_ = values;
+  }
+  // After the weights of each row.
+  void row_weighed() {}
+
+  // Of every row with `count` keys, [rows, kTileKeys]; nothing is said of the columns after them.
+  void logits(const Storage* keys, int64_t count, float* to) {
+    for (int64_t r = 0; r < call_.rows;) {
+      const int64_t left = call_.rows - r;
+      const Storage* soon = r == 0 ? next_keys_ : nullptr;
+      r += left >= 4   ? row_logits<4>(r, keys, count, soon, to)
+           : left == 3 ? row_logits<3>(r, keys, count, soon, to)
+           : left == 2 ? row_logits<2>(r, keys, count, soon, to)
+                       : row_logits<1>(r, keys, count, soon, to);
+    }
+  }
+
+  // to[r] = to[r] * correction[r] + sum over keys of weights[r][key] * values[key]; the keys of the
+  // list, or the first `count`.
+  void values(const float* weights, const Storage* values, const int32_t* list, int64_t count,
+              const float* correction, float* to) {
+    add_row_values<T>(call_.rows, weights, values, call_.value_stride[2], list, count,
+                      call_.value_dim, next_values_, correction, to, padded(call_.value_dim));
+    next_values_ = nullptr;
+  }
+
+ private:
+  template <int R>
+  int64_t row_logits(int64_t r, const Storage* keys, int64_t count, const Storage* next,
+                     float* to) const {
+    const int64_t stride = padded(call_.key_dim);
+    dot_rows<T, R>(query_ + r * stride, stride, keys, call_.key_stride[2], count, call_.key_dim,
+                   next, to + r * kTileKeys, kTileKeys);
+    return R;
+  }
+
+  const AttentionCall& call_;
+  float* query_;  // [rows, padded key_dim]
+  const Storage* next_keys_ = nullptr;
+  const Storage* next_values_ = nullptr;
+};
+
 // ---- a chunk ----------------------------------------------------------------------------------
 
 // Adds the keys of a tile that `valid` allows to one part of the partial result.
-template <class T>
-static inline void accumulate(const AttentionCall& call, Workspace& workspace, int64_t batch,
-                              int64_t kv_head, const typename T::Storage* values, int64_t count,
-                              const typename T::Storage* next, int64_t part, Valid kind,
+template <class Products, class Storage>
+static inline void accumulate(const AttentionCall& call, Products& products,
+                              Workspace& workspace, int64_t batch, int64_t kv_head,
+                              const Storage* values, int64_t count, int64_t part, Valid kind,
                               const uint8_t* valid, const float* factors, float* partial) {
   const int64_t group = call.heads / call.kv_heads;
   const bool track_unbiased = factors && call.parts == 2;
@@ -340,15 +414,15 @@ static inline void accumulate(const AttentionCall& call, Workspace& workspace, i
     workspace.correction[r] = row_weights(
         workspace.logits + r * kTileKeys, row_valid, factors, bias, track_unbiased,
         row_stats(call, partial, part, r), workspace.weights + r * kTileKeys);
+    products.row_weighed();
   }
-  const int64_t stride = call.value_stride[2];
-  const int64_t to_stride = padded(call.value_dim);
   if (kind == Valid::kPerRow) {
     for (int64_t r = 0; r < call.rows; ++r) {
       const int64_t listed = list_keys(valid + r * kTileKeys, workspace.list);
-      add_values<T, 1>(workspace.weights + r * kTileKeys, values, stride, workspace.list, listed,
-                       call.value_dim, nullptr, workspace.correction + r,
-                       row_values(call, partial, part, r), to_stride);
+      add_values<typename Products::Element, 1>(
+          workspace.weights + r * kTileKeys, values, call.value_stride[2], workspace.list, listed,
+          call.value_dim, nullptr, workspace.correction + r, row_values(call, partial, part, r),
+          padded(call.value_dim));
     }
     return;
   }
@@ -357,38 +431,16 @@ static inline void accumulate(const AttentionCall& call, Workspace& workspace, i
     count = list_keys(valid, workspace.list);
     list = workspace.list;
   }
-  int64_t r = 0;
-  while (r < call.rows) {
-    const int64_t left = call.rows - r;
-    const float* weights = workspace.weights + r * kTileKeys;
-    const float* correction = workspace.correction + r;
-    float* to = row_values(call, partial, part, r);
-    const typename T::Storage* prefetch = r == 0 ? next : nullptr;
-    if (left >= 4) {
-      add_values<T, 4>(weights, values, stride, list, count, call.value_dim, prefetch, correction,
-                       to, to_stride);
-      r += 4;
-    } else if (left == 3) {
-      add_values<T, 3>(weights, values, stride, list, count, call.value_dim, prefetch, correction,
-                       to, to_stride);
-      r += 3;
-    } else if (left == 2) {
-      add_values<T, 2>(weights, values, stride, list, count, call.value_dim, prefetch, correction,
-                       to, to_stride);
-      r += 2;
-    } else {
-      add_values<T, 1>(weights, values, stride, list, count, call.value_dim, prefetch, correction,
-                       to, to_stride);
-      r += 1;
-    }
-  }
+  products.values(workspace.weights, values, list, count, workspace.correction,
+                  row_values(call, partial, part, 0));
 }
 
 // A tile with anchored keys in two-part accumulation: the rest, then the anchored keys.
-template <class T>
-static inline void accumulate_parts(const AttentionCall& call, Workspace& workspace, int64_t batch,
-                                    int64_t kv_head, const typename T::Storage* values,
-                                    int64_t count, Valid kind, float* partial) {
+template <class Products, class Storage>
+static inline void accumulate_parts(const AttentionCall& call, Products& products,
+                                    Workspace& workspace, int64_t batch, int64_t kv_head,
+                                    const Storage* values, int64_t count, Valid kind,
+                                    float* partial) {
   const int64_t rows = kind == Valid::kPerRow ? call.rows : 1;
   for (int64_t part = 0; part < 2; ++part) {
     for (int64_t r = 0; r < rows; ++r) {
@@ -403,8 +455,8 @@ static inline void accumulate_parts(const AttentionCall& call, Workspace& worksp
     if (part_kind == Valid::kNone) continue;
     // Flags leave the bias to the end; factors differ between keys, so it is added here.
     const float* factors = part == 1 && call.anchor_factors && call.bias ? workspace.factors : nullptr;
-    accumulate<T>(call, workspace, batch, kv_head, values, count, nullptr, part, part_kind,
-                  workspace.part_valid, factors, partial);
+    accumulate(call, products, workspace, batch, kv_head, values, count, part, part_kind,
+               workspace.part_valid, factors, partial);
   }
 }
 
@@ -416,21 +468,15 @@ RADAR_INLINE const typename T::Storage* first_line(const void* memory, const int
          chunk.begin * stride[2];
 }
 
-template <class T>
+template <class Products>
 static void decode_chunk(const AttentionCall& call, const KeyChunk& chunk, const KeyChunk* next,
                          float* partial, void* scratch) {
+  using T = typename Products::Element;
   using Storage = typename T::Storage;
   Workspace workspace;
-  place_workspace(call, (char*)scratch, &workspace);
+  place_workspace<Products>(call, (char*)scratch, &workspace);
   const int64_t batch = chunk.batch, kv_head = chunk.kv_head;
-  const int64_t group = call.heads / call.kv_heads;
-  for (int64_t r = 0; r < call.rows; ++r) {
-    pack_row<T>(workspace.query + r * padded(call.key_dim),
-                (const Storage*)call.query + batch * call.query_stride[0] +
-                    (kv_head * group + r / call.queries) * call.query_stride[1] +
-                    r % call.queries * call.query_stride[2],
-                call.key_dim);
-  }
+  Products products(call, batch, kv_head, workspace.products);
   for (int64_t part = 0; part < call.parts; ++part) {
     for (int64_t r = 0; r < call.rows; ++r) {
       float* stats = row_stats(call, partial, part, r);
@@ -455,13 +501,16 @@ static void decode_chunk(const AttentionCall& call, const KeyChunk& chunk, const
     const Valid kind = tile_validity(call, batch, kv_head, start, count, workspace.valid);
     if (kind == Valid::kNone) continue;
     const bool anchored = tile_factors(call, batch, start, count, workspace.factors);
-    tile_logits<T>(call, workspace, tile_keys, count, keys);
+    products.look_ahead(keys, values);
+    products.logits(tile_keys, count, workspace.logits);
+    scale_logits(call, count, workspace.logits);
     if (call.parts == 2 && anchored) {
-      accumulate_parts<T>(call, workspace, batch, kv_head, tile_values, count, kind, partial);
+      accumulate_parts(call, products, workspace, batch, kv_head, tile_values, count, kind,
+                       partial);
     } else {
       const float* factors = anchored && call.bias ? workspace.factors : nullptr;
-      accumulate<T>(call, workspace, batch, kv_head, tile_values, count, values, 0, kind,
-                    workspace.valid, factors, partial);
+      accumulate(call, products, workspace, batch, kv_head, tile_values, count, 0, kind,
+                 workspace.valid, factors, partial);
     }
   }
 }
@@ -536,7 +585,9 @@ static void decode_finish(const AttentionCall& call, int64_t batch, int64_t kv_h
 
 template <class T>
 static constexpr DecodeKernels decode_kernels() {
-  return {scratch_bytes, partial_floats, decode_chunk<T>, decode_fold, decode_finish<T>};
+  using Products = VectorProducts<T>;
+  return {scratch_bytes<Products>, partial_floats, decode_chunk<Products>, decode_fold,
+          decode_finish<T>};
 }
 
 }  // namespace RADAR_ISA_NAME

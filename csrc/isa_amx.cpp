@@ -13,16 +13,22 @@
 #define RADAR_VECTOR_BYTES 64
 #include "simd.h"
 
+#include "attention_epilogue.h"
 #include "dot_rows.h"
 
+#include "decode_attention_kernel.h"
 #include "relevance_kernel.h"
 
+#include "amx_tiles.h"
+
+#include "decode_attention_amx_kernel.h"
 #include "relevance_amx_kernel.h"
 
 const radar::Kernels* radar::kernels_amx() {
   static const Kernels kernels = [] {
     Kernels all = *kernels_avx512();
     all.name = "amx";
+    all.decode[(int)Type::kBFloat16] = amx::decode_amx_kernels();
     all.relevance[(int)Type::kBFloat16] = amx::relevance_amx_kernels();
     return all;
   }();

@@ -5,9 +5,6 @@
 namespace radar {
 namespace RADAR_ISA_NAME {
 
-constexpr int64_t kTileRows = 16;
-constexpr int64_t kTileDepth = 32;  // bfloat16 elements of one row of a tile
-constexpr int64_t kTileElements = kTileRows * kTileDepth;
 // Two tiles of sentences times two of queries are multiplied together: their sums are in tiles 0 to
 // 3, sentences in 4 and 5, queries in 6 and 7.
 constexpr int64_t kPairedRows = 2 * kTileRows;
@@ -17,34 +14,6 @@ struct Lines {
   const uint16_t* first;
   int64_t stride;
   const uint16_t* at(int64_t line) const { return first + line * stride; }
-};
-
-// All eight tiles of 16 rows of 64 bytes, as long as this lives. The thread's own tiles come back
-// empty, but as they were laid out: their owner may count on that.
-class Tiles {
- public:
-  Tiles() {
-    _tile_storeconfig(before_);
-    alignas(64) uint8_t layout[64] = {};
-    layout[0] = 1;
-    for (int tile = 0; tile < 8; ++tile) {
-      layout[16 + 2 * tile] = 64;
-      layout[48 + tile] = kTileRows;
-    }
-    _tile_loadconfig(layout);
-  }
-  ~Tiles() {
-    if (before_[0]) {
-      _tile_loadconfig(before_);
-    } else {
-      _tile_release();
-    }
-  }
-  Tiles(const Tiles&) = delete;
-  Tiles& operator=(const Tiles&) = delete;
-
- private:
-  alignas(64) uint8_t before_[64];
 };
 
 static int64_t tile_depths(const RelevanceCall& call) {
@@ -115,6 +84,7 @@ template <bool kTwo>
 static inline void amx_products(Lines lines, int64_t whole, Lines rest, bool with_rest,
                                 const uint16_t* queries, int64_t depths, float* scores,
                                 int64_t width) {
+  order_memory();
   _tile_zero(0);
   _tile_zero(1);
   if (kTwo) {

@@ -3,7 +3,8 @@
 Up to eight query tokens are served by one pass over the keys and values for all query heads of a
 group. More go tile by tile over oneDNN's matrix products (AMX or AVX-512 where the CPU has them),
 with the bias, masks and the softmax fused between them, so that a bias costs nothing beside plain
-attention. A row's result depends on that row alone: not on its batch and not on the number of
+attention. In bfloat16 the few tokens use AMX too, in whose products numbers below 2^-126 count as
+0. A row's result depends on that row alone: not on its batch and not on the number of
 threads.
 """
 

@@ -61,6 +61,16 @@ def check(query, key, value, anchors, **options):
     assert out.dtype == query.dtype and mass.dtype == torch.float32
 
 
+def token_major(x: Tensor) -> Tensor:
+    return x.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def with_gaps(x: Tensor) -> Tensor:
+    wide = x.new_full((*x.shape[:2], x.shape[2] * 2, x.shape[3] + 3), math.nan)
+    wide[:, :, ::2, 1:-2] = x
+    return wide[:, :, ::2, 1:-2]
+
+
 def dense(query, key, value, logits_added):
     """softmax(scale * q k + added) v in float64, [B, Hq, q, Dv]."""
     group = query.shape[1] // key.shape[1]
@@ -89,6 +99,31 @@ def test_head_sizes(every_set, tokens, dtype, size):
 def test_query_heads_of_a_group(every_set, group, tokens):
     given = tensors(rows=1, heads=2 * group, tokens=tokens, keys=66, size=32, value_size=48)
     check(*given, bias=torch.linspace(-2, 3, 2 * group), causal=True)
+
+
+@pytest.mark.parametrize(("group", "tokens"), [
+    (1, 1), (2, 1), (3, 1), (7, 1), (8, 1), (3, 3), (8, 2), (17, 1), (7, 8),
+])  # fmt: skip
+@pytest.mark.parametrize("options", [{"bias": 1.5}, {"target_mass": 0.3, "causal": True}])
+def test_bfloat16_rows_of_any_number(every_set, group, tokens, options):
+    """Where the matrix units of a CPU take part: whole tiles, and what is left of them."""
+    sizes = ((32, 32, 64), (64, 64, 9), (80, 96, 131), (96, 80, 77), (128, 130, 80), (256, 256, 65))
+    for size, value_size, keys in (*sizes, (37, 13, 150)):
+        given = tensors(1, 2 * group, 2, tokens, keys, size, value_size, torch.bfloat16)
+        check(*given, **options)
+        query, key, value, anchors = given
+        for changed in (token_major, with_gaps):
+            other = attend(changed(query), changed(key), changed(value), anchors, **options)
+            assert torch.equal(other, attend(*given, **options))
+
+
+@pytest.mark.parametrize("group", [3, 7, 12])
+def test_bfloat16_weights_keep_their_precision(every_set, group):
+    """The mean of equal values is that value, whatever the weights are."""
+    query, key, value, anchors = tensors(1, group, 1, 1, 1000, 64, dtype=torch.bfloat16)
+    for one in (1.0, 1.9921875):
+        out = attend(query, key, torch.full_like(value, one), anchors, bias=1.0)
+        assert bool(out.eq(one).all())
 
 
 FEATURES = {
@@ -147,6 +182,11 @@ def test_features(every_set, feature, tokens):
 )
 def test_prefill_over_several_blocks(every_set, dtype, options):
     check(*tensors(2, 6, 2, 150, 530, 24, 40, dtype), causal=True, **options)
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_features_in_bfloat16(every_set, feature):
+    check(*tensors(tokens=4, size=64, dtype=torch.bfloat16), **FEATURES[feature])
 
 
 MASKS = {
@@ -248,6 +288,18 @@ def test_what_may_not_be_attended_to_does_not_leak(every_set, tokens, dtype, opt
     assert torch.equal(clean, dirty) and bool(dirty.isfinite().all())
 
 
+@pytest.mark.parametrize("poison", [math.nan, math.inf])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_lies_beyond_the_lengths_does_not_leak(every_set, dtype, poison):
+    query, key, value, anchors = tensors(4, size=40, dtype=dtype)
+    lengths = torch.tensor([131, 70, 64, 5])
+    clean = attend(query, key, value, anchors, bias=1.0, key_lengths=lengths)
+    for one in (key, value):
+        one.transpose(1, 2)[torch.arange(150) >= lengths[:, None]] = poison
+    dirty = attend(query, key, value, anchors, bias=1.0, key_lengths=lengths)
+    assert torch.equal(clean, dirty) and bool(dirty.isfinite().all())
+
+
 def test_a_key_that_only_some_queries_see_stays_out_of_the_others(every_set):
     query, key, value, anchors = tensors(tokens=4, size=32)
     value[:, :, -1] = math.nan
@@ -255,13 +307,27 @@ def test_a_key_that_only_some_queries_see_stays_out_of_the_others(every_set):
     assert bool(out[:, :, :3].isfinite().all()) and bool(out[:, :, 3].isnan().all())
 
 
-def test_nan_in_what_is_attended_to_comes_out(every_set):
-    query, key, value, anchors = tensors()
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_nan_in_what_is_attended_to_comes_out(every_set, dtype):
+    query, key, value, anchors = tensors(dtype=dtype)
     key[0, 0, 100, 3] = math.nan
     value[1, 1, 20, 5] = math.nan
     out = attend(query, key, value, anchors, bias=1.0)
     assert bool(out[0, :3].isnan().all()) and bool(out[0, 3:].isfinite().all())
     assert out[1].isnan().sum() == 3 and bool(out[1, 3:, 0, 5].isnan().all())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_infinite_values_come_out_where_they_are(every_set, dtype):
+    query, key, value, anchors = tensors(dtype=dtype)
+    expected = attend(query, key, value, anchors, bias=1.0)
+    value[:, 1, 20, 5], value[:, 1, 70, 8] = math.inf, -math.inf
+    out = attend(query, key, value, anchors, bias=1.0)
+    assert bool((out[:, 3:, :, 5] == math.inf).all() and (out[:, 3:, :, 8] == -math.inf).all())
+    finite = out.isfinite()
+    assert int((~finite).sum()) == 2 * 3 * 2
+    limits = 4 * torch.finfo(dtype).eps * expected.double().abs() + 1e-6
+    assert_within(out[finite], expected[finite].double(), limits[finite])
 
 
 @pytest.mark.parametrize("tokens", [2, 19])
@@ -289,10 +355,11 @@ def test_one_key(every_set):
 @pytest.mark.parametrize(
     "options", [{"bias": 1.0}, {"target_mass": 0.3}, {"bias": 1.0, "window": 300}]
 )
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("tokens", [1, 3, 25])
-def test_a_row_does_not_depend_on_its_batch(every_set, tokens, options):
+def test_a_row_does_not_depend_on_its_batch(every_set, tokens, dtype, options):
     options = {"causal": True, "key_lengths": torch.tensor([700, 30, 0, 411, 257, 700]), **options}
-    query, key, value, anchors = tensors(6, 12, 4, tokens, keys=700)
+    query, key, value, anchors = tensors(6, 12, 4, tokens, keys=700, dtype=dtype)
     together = attend(query, key, value, anchors, **options)
     for row in range(6):
         options["key_lengths"] = torch.tensor([700, 30, 0, 411, 257, 700])[row : row + 1]
@@ -300,9 +367,10 @@ def test_a_row_does_not_depend_on_its_batch(every_set, tokens, options):
         assert torch.equal(attend(*one, **options)[0], together[row])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("tokens", [1, 200])
-def test_a_row_does_not_depend_on_the_number_of_threads(every_set, tokens):
-    given = tensors(heads=4, tokens=tokens, keys=3000)
+def test_a_row_does_not_depend_on_the_number_of_threads(every_set, tokens, dtype):
+    given = tensors(heads=6, tokens=tokens, keys=3000, dtype=dtype)
     before = torch.get_num_threads()
     results = []
     try:
@@ -314,9 +382,13 @@ def test_a_row_does_not_depend_on_the_number_of_threads(every_set, tokens):
     assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("tokens", [1, 30])
-def test_python_threads_do_not_disturb_each_other(every_set, tokens):
-    calls = [tensors(tokens=tokens, keys=200 + 90 * i, size=32 + 16 * i, seed=i) for i in range(6)]
+def test_python_threads_do_not_disturb_each_other(every_set, tokens, dtype):
+    calls = [
+        tensors(tokens=tokens, keys=200 + 90 * i, size=32 + 16 * i, dtype=dtype, seed=i)
+        for i in range(6)
+    ]
     alone = [attend(*one, bias=1.0) for one in calls]
     with ThreadPoolExecutor(6) as pool:
         for _ in range(5):
@@ -337,14 +409,6 @@ def test_layouts(every_set, tokens):
     """Token-major caches, expanded batches and views with gaps give what packed ones give."""
     query, key, value, anchors = tensors(tokens=tokens)
     expected = attend(query, key, value, anchors, bias=1.0)
-
-    def token_major(x: Tensor) -> Tensor:
-        return x.transpose(1, 2).contiguous().transpose(1, 2)
-
-    def with_gaps(x: Tensor) -> Tensor:
-        wide = x.new_full((*x.shape[:2], x.shape[2] * 2, x.shape[3] + 3), math.nan)
-        wide[:, :, ::2, 1:-2] = x
-        return wide[:, :, ::2, 1:-2]
 
     for changed in (token_major, with_gaps):
         given = [changed(x) for x in (query, key, value)]
@@ -381,10 +445,11 @@ def test_nothing_beyond_the_tensors_is_read(every_set, tokens, dtype):
             assert torch.equal(actual, expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("tokens", [1, 15])
-def test_fresh_memory_is_never_read(every_set, tokens):
+def test_fresh_memory_is_never_read(every_set, tokens, dtype):
     """What earlier calls left in the scratch memory and in freed outputs does not come back."""
-    query, key, value, anchors = tensors(tokens=tokens, keys=700)
+    query, key, value, anchors = tensors(tokens=tokens, keys=700, dtype=dtype)
     expected = attend(query, key, value, anchors, target_mass=0.4)
     poisoned = [torch.full_like(x, math.nan) for x in (query, key, value)]
     for _ in range(3):

@@ -40,6 +40,19 @@ def test_any_call(case, name):
         check(case)
 
 
+@pytest.mark.parametrize("size", [64, 80])
+@pytest.mark.parametrize(("group", "tokens"), [(3, 1), (7, 1), (4, 5)])
+def test_bfloat16_rows(every_set, group, tokens, size):
+    generator = torch.Generator().manual_seed(3)
+    query, key, value = (
+        torch.randn(2, heads, count, size, generator=generator).bfloat16()
+        for heads, count in ((2 * group, tokens), (2, 203), (2, 203))
+    )
+    anchors = torch.zeros(2, 203, dtype=torch.bool)
+    anchors[0, 60:70], anchors[1, 190:] = True, True
+    check(AttentionCase(query, key, value, anchors, {"causal": True, "scale": 0.2}))
+
+
 @pytest.mark.parametrize("tokens", [1, 40])
 def test_empty_parts(every_set, tokens):
     query, key = torch.randn(1, 2, tokens, 8), torch.randn(1, 2, 30, 8)

@@ -81,11 +81,11 @@ class Projections:
 
     model_type: str
     num_layers: int
-    layers: tuple[int, ...]
+    layers: tuple[int, ...] = field(repr=False)
     tokens: int
-    positive: Subspace
-    negative: Subspace
-    difference: Subspace
+    positive: Subspace = field(repr=False)
+    negative: Subspace = field(repr=False)
+    difference: Subspace = field(repr=False)
     mean_distance: Tensor = field(repr=False)
     frobenius_distance: Tensor = field(repr=False)
 

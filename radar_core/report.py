@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from radar_core.hooks.attachment import attach, steered_layers
 from radar_core.methods import Method, NoSteering
+from radar_core.methods.two_branch import TwoBranch
 
 
 @dataclass(frozen=True)
@@ -194,7 +195,8 @@ def _measure(model: Any, method: Method, run: Run, reply: Tensor) -> tuple[Tenso
     places = (mask.cumsum(1) - 1).clamp(min=0)
     if "position_ids" in taken:
         inputs.setdefault("position_ids", places)
-    with attach(model, method, run.anchors, measure=True) as steering:
+    anchors = run.anchors.repeat_interleave(copies, dim=0)
+    with attach(model, _for_copies(method, copies), anchors, measure=True) as steering:
         read = model(**inputs, use_cache=True, logits_to_keep=1)
         assert steering.attention is not None
         mass = steering.attention.measured_mass()[::copies]
@@ -210,6 +212,13 @@ def _measure(model: Any, method: Method, run: Run, reply: Tensor) -> tuple[Tenso
                 rest["position_ids"] = places[:, -1:] + steps
             logits.append(model(**rest).logits)
     return mass, torch.cat(logits, dim=1)
+
+
+def _for_copies(method: Method, copies: int) -> Method:
+    """Return a method whose strengths, where each prompt has its own, serve each one's copies."""
+    if copies == 1 or not isinstance(method, TwoBranch) or len(method.strengths()) == 1:
+        return method
+    return replace(method, strength=[s for s in method.strengths() for _ in range(copies)])
 
 
 def _lengths(model: Any, run: Run, reply: Tensor) -> list[int]:

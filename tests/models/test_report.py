@@ -190,3 +190,11 @@ def test_a_chat_with_a_real_model(smollm2):
     assert report.anchor_tokens == reply.usage.anchor_tokens
     assert len(report.layers) == 10 and len(report.divergence[0]) == reply.usage.completion_tokens
     assert all(one.mass_after > one.mass_before for one in report.layers)
+
+
+def test_a_strength_for_each_prompt_serves_its_copies():
+    model, inputs = tiny_model("Llama"), prompts(**BATCH)
+    steered = Steered(model, method=SPA([1.0, 2.0]))
+    steered.generate(**inputs, **GREEDY, num_beams=2, num_return_sequences=2)
+    rows = [sum(row) for row in steered.report().divergence]
+    assert max(rows[:2]) < 1e-6 < 1e-4 < min(rows[2:])

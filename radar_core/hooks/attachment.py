@@ -7,6 +7,7 @@ import itertools
 import sys
 import threading
 import weakref
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +20,8 @@ from radar_core.hooks.attention import SUPPORTED_IMPLEMENTATIONS, AttentionHook,
 from radar_core.hooks.branches import TwoBranches
 from radar_core.hooks.cache import given_cache, let_grow
 from radar_core.hooks.few_rows import serve_few_rows
-from radar_core.hooks.prompts import describe
+from radar_core.hooks.prompts import call_arguments, describe, given_tokens
+from radar_core.hooks.provenance import Provenance, SteeredCache
 from radar_core.hooks.undo import Undo, uninterrupted
 from radar_core.methods.method import LARGEST, Method, NoSteering
 from radar_core.methods.spa import SPA
@@ -125,7 +127,8 @@ class Attachment(AbstractContextManager[Steering]):
         replace_configs(model, name, undo)
         if mask is not None:
             describe(model, mask, undo)
-        Watch(model, hook, name).install(model, undo)
+        provenance = Provenance.of(model, hook.method, hook.anchors)
+        Watch(model, hook, name, provenance).install(model, undo)
         serve_few_rows(model, undo)
         if hook.hide_anchors:
             assert isinstance(method, SPA)
@@ -424,15 +427,17 @@ class Watch:
         model: the model, its configs replaced.
         hook: its attention.
         name: the implementation that the configs ask for.
+        provenance: marks the caches that the steered model fills.
     """
 
-    def __init__(self, model: Any, hook: AttentionHook, name: str) -> None:
+    def __init__(self, model: Any, hook: AttentionHook, name: str, provenance: Provenance) -> None:
         self.hook = hook
+        self.provenance = provenance
         self.name = name
         self.config = model.config
         self.text_config = model.config.get_text_config(decoder=True)
         self.checked = False
-        self.thread: int | None = None
+        self._serving: SteeredCache | None = None
         self._lock = threading.Lock()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -467,10 +472,18 @@ class Watch:
                 "measure what anchors get with radar_core.attention_mass(model, ...), or leave the "
                 "block"
             )
-        let_grow(given_cache(kwargs)[1])
+        cache = given_cache(kwargs)[1]
+        if cache is not None and not torch.compiler.is_compiling():
+            added = given_tokens(call_arguments(model.forward, args, kwargs)).shape[1]
+            self._serving = self.provenance.admit(cache, added)
+        let_grow(cache)
 
     def after(self, model: Any, args: Any, output: Any) -> None:
+        if not self.hook.is_at_work():
+            return
         self.hook.forget_windows()
+        if not torch.compiler.is_compiling():
+            self._close(output)
         if self.checked or output is None:
             return
         self.checked = True
@@ -482,6 +495,14 @@ class Watch:
                 "they would not be steered; this model cannot be hooked"
             )
 
+    def _close(self, output: Any) -> None:
+        """End the pass for its cache; one that the model made itself is marked now."""
+        cache, self._serving = self._serving, None
+        if cache is not None:
+            cache.serving = False
+        elif isinstance(output, Mapping) and (made := given_cache(output)[1]) is not None:
+            self.provenance.mark(made)
+
     def _check_thread(self, model: Any) -> None:
         """Refuse a thread that calls the model while another one is inside it.
 
@@ -489,15 +510,15 @@ class Watch:
         that was started in the block, to stream from, is as good as the one that entered it.
         """
         thread = threading.get_ident()
-        if thread == self.thread:
+        if thread == self.hook.thread:
             return
         with self._lock:
-            if self.thread is not None and is_inside(model, self.thread):
+            if self.hook.thread is not None and is_inside(model, self.hook.thread):
                 raise RuntimeError(
                     f"{type(model).__name__} is steered, and another thread is running it; a "
                     "steered model serves one thread at a time: take turns, or load a second model"
                 )
-            self.thread = thread
+            self.hook.thread = thread
 
 
 def is_inside(model: Any, thread: int) -> bool:

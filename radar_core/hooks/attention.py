@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -68,7 +69,9 @@ class Call:
     def last_queries(self, count: int) -> Call:
         """Return the call of the last `count` query tokens alone."""
         mask = None if self.mask is None else self.mask[..., -count:, :]
-        return replace(self, query=self.query[:, :, -count:], mask=mask)
+        skipped = self.query.shape[2] - count
+        window = replace(self.window, query_offset=self.window.query_offset + skipped)
+        return replace(self, query=self.query[:, :, -count:], mask=mask, window=window)
 
     def first_rows(self, count: int) -> Call:
         """Return the call of the first `count` rows alone."""
@@ -117,6 +120,7 @@ class AttentionHook:
         packed: how both branches lie in one row, where the forward pass at work has them so.
         measured: [B, heads] for each layer, filled by every forward pass; None not to measure.
         calls: how often each layer's attention has run.
+        thread: the thread that last ran the model.
     """
 
     method: Method
@@ -131,6 +135,7 @@ class AttentionHook:
     packed: Packed | None = None
     measured: dict[int, Tensor] | None = None
     calls: dict[int, int] = field(default_factory=dict)
+    thread: int | None = None
     _plans: dict[tuple[int, int, torch.device], LayerPlan | None] = field(default_factory=dict)
     _windows: list[Window] = field(default_factory=list)
     _rows: Tensor | None = None
@@ -178,6 +183,10 @@ class AttentionHook:
         assert self.measured is not None
         return torch.stack([self.measured[layer] for layer in range(self.num_layers)], dim=1)
 
+    def is_at_work(self) -> bool:
+        """Whether this thread runs the model; another's call, which is refused, changes nothing."""
+        return torch.compiler.is_compiling() or self.thread == threading.get_ident()
+
     def forget_windows(self) -> None:
         """Drop what is only true of one forward pass."""
         self._windows.clear()
@@ -215,6 +224,8 @@ class AttentionHook:
             **kwargs,
         )
         local = kwargs.get("local_size") is not None
+        if self.uses_native and isinstance(q_offset, Tensor):
+            q_offset = q_offset.clone()  # a static layer counts its tokens on in place
         window = Window(kv_length, kv_offset, q_offset, None, local)
         self._windows.append(window)
         if self.uses_native:
@@ -333,6 +344,7 @@ class AttentionHook:
     def _steer(self, plan: LayerPlan, call: Call) -> Tensor:
         """Run Radar's attention with a layer's plan: [B, q, heads, D]."""
         shared = call.kernel_arguments()
+        plan = self._reached(plan, call)
         anchors = None
         if plan.bias is not None or plan.target_mass is not None:
             anchors = self._anchored_keys(call)
@@ -343,7 +355,7 @@ class AttentionHook:
             call.key,
             call.value,
             anchors,
-            bias=self._bias(plan, call),
+            bias=plan.bias,
             target_mass=plan.target_mass,
             target_mode="exact" if plan.exact else "at_least",
             **shared,
@@ -485,14 +497,28 @@ class AttentionHook:
             start = window.query_offset
         return max(0, min(length, start + length - (self.prompt_length - 1)))
 
-    def _bias(self, plan: LayerPlan, call: Call) -> Tensor | None:
-        """Return a call's bias, zeroed on the device for a single query still in the prompt."""
+    def _reached(self, plan: LayerPlan, call: Call) -> LayerPlan:
+        """Return a plan for the call's position, which may be known to the device alone.
+
+        With a static cache, a single query may still be in the prompt; then it is left alone.
+        """
         offset = call.window.query_offset
-        if plan.bias is None or plan.queries == "all" or not isinstance(offset, Tensor):
-            return plan.bias
-        if call.query.shape[2] > 1:
-            return plan.bias
-        return plan.bias * (offset.to(plan.bias.device) >= self.prompt_length - 1)
+        if plan.queries == "all" or not isinstance(offset, Tensor) or call.query.shape[2] > 1:
+            return plan
+        reached = offset >= self.prompt_length - 1
+        if plan.bias is not None:
+            return replace(plan, bias=plan.bias * reached.to(plan.bias.device))
+        if plan.target_mass is None:
+            return plan
+        reached = reached.to(plan.target_mass.device)
+        if plan.exact:
+            alone = (~reached).expand_as(plan.target_mass)
+            return replace(
+                plan, left_alone=alone if plan.left_alone is None else plan.left_alone | alone
+            )
+        # A share is never below the smallest float, so such a target raises nothing.
+        nothing = torch.finfo(torch.float32).tiny
+        return replace(plan, target_mass=torch.where(reached, plan.target_mass, nothing))
 
 
 def native_attention(module: torch.nn.Module, name: str) -> Callable[..., Any]:

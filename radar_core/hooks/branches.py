@@ -10,15 +10,16 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
 from radar_core.hooks.attention import AttentionHook
-from radar_core.hooks.cache import (
-    BranchedCache,
-    cached_rows,
-    can_be_written,
-    can_branch_later,
-    given_cache,
-)
+from radar_core.hooks.cache import can_be_written, can_branch_later, given_cache
 from radar_core.hooks.packed import Packed, can_pack, tokens
 from radar_core.hooks.prompts import call_arguments, given_tokens
+from radar_core.hooks.provenance import (
+    SteeredCache,
+    cached_rows,
+    double_rows,
+    is_branched,
+    original_class,
+)
 from radar_core.hooks.undo import Undo
 from radar_core.methods.spa import blend_rows
 from radar_kernels import blend_logits
@@ -92,33 +93,39 @@ class TwoBranches:
         batch, length = given_tokens(kwargs).shape[:2]
         cache_name, cache = given_cache(kwargs)
         past = cache.get_seq_length() if cache is not None else 0
-        rows = cached_rows(cache) if isinstance(past, int) and past else None
+        rows = None if cache is None else cached_rows(cache)
         if can_branch_later(cache):
-            cache.__class__ = BranchedCache
             if rows in (None, batch) and past + length <= self.first_anchor:
                 return (), kwargs  # nothing to hide yet: both branches are still one
             if rows == batch:
-                kwargs = self._branch(kwargs, cache, cache_name, batch, past)
+                self._branch(cache, batch, past)
             elif rows is None and self._shares_prefix(kwargs, length):
                 if can_pack(model, cache, kwargs):
                     return (), self._pack(kwargs, cache, batch, length)
                 kwargs = self._run_prefix(kwargs, cache, cache_name, batch, length)
-        elif cache is not None and past == 0 and not self._warned:
-            self._warned = True
-            logger.info(
-                "%s cannot be branched after the prompt's shared part; both branches prefill all "
-                "of it",
-                type(cache).__name__,
-            )
+        elif cache is not None:
+            if rows == batch or (rows is None and not is_branched(cache) and past > 0):
+                double_rows(cache, batch)
+            elif rows is None and not is_branched(cache) and not self._warned:
+                self._warned = True
+                logger.info(
+                    "%s is not branched after the prompt's shared part; both branches prefill all "
+                    "of it",
+                    original_class(cache).__name__,
+                )
         if rows is not None and rows not in (batch, 2 * batch):
             raise ValueError(
                 f"the cache holds {rows} rows, but the inputs have {batch}; expected a cache that "
                 "this steering made, or none"
             )
+        if isinstance(cache, SteeredCache):
+            cache.branched = True
         return (), self._double(kwargs, batch)
 
     def _after(self, model: Any, args: Any, kwargs: Any, output: Any) -> Any:
         """Blend the logits where the output layer could not be fed blended rows."""
+        if not self.attention.is_at_work():
+            return None
         doubled, self.attention.doubled = self.attention.doubled, False
         packed, self.attention.packed = self.attention.packed, None
         if output is None:
@@ -183,11 +190,10 @@ class TwoBranches:
             prefix["attention_mask"] = mask[:, :cut]
         self.model.base_model(**prefix, **{cache_name: cache}, use_cache=True)
         rest = {name: tokens(name, value, cut, length) for name, value in rows.items()}
-        return self._branch({**kwargs, **rest}, cache, cache_name, batch, cut)
+        self._branch(cache, batch, cut)
+        return {**kwargs, **rest}
 
-    def _branch(
-        self, kwargs: dict[str, Any], cache: DynamicCache, cache_name: str, batch: int, past: int
-    ) -> dict[str, Any]:
+    def _branch(self, cache: DynamicCache, batch: int, past: int) -> None:
         """Give the second branch its own copy of a cache that both have shared so far."""
         if past > self.first_anchor:
             raise ValueError(
@@ -195,7 +201,6 @@ class TwoBranches:
                 f"position {self.first_anchor}; SPA needs a cache that it made itself, or none"
             )
         cache.batch_select_indices(torch.arange(batch).repeat(2))
-        return kwargs
 
     def _double(self, kwargs: dict[str, Any], batch: int) -> dict[str, Any]:
         """Return the inputs of a forward pass over both branches."""

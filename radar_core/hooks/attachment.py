@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig
+from transformers import AttentionInterface, AttentionMaskInterface, Cache, PreTrainedConfig
 
 from radar_core.hooks.attention import SUPPORTED_IMPLEMENTATIONS, AttentionHook, native_attention
 from radar_core.hooks.branches import TwoBranches
@@ -184,7 +184,7 @@ def check_anchors(anchors: Any, method: Method) -> Tensor | None:
         elif isinstance(method, SPA) or not hasattr(method, "bias"):
             raise ValueError(
                 f"anchors holds factors, but {type(method).__name__} can only anchor a token or "
-                "not; expected a bool mask"
+                "not; expected a bool mask, or AttentionBias, whose bias the factors scale"
             )
         else:
             mask = mask.float()
@@ -500,7 +500,7 @@ class Watch:
         cache, self._serving = self._serving, None
         if cache is not None:
             cache.serving = False
-        elif isinstance(output, Mapping) and (made := given_cache(output)[1]) is not None:
+        elif isinstance(output, Mapping) and isinstance(made := given_cache(output)[1], Cache):
             self.provenance.mark(made)
 
     def _check_thread(self, model: Any) -> None:

@@ -18,7 +18,8 @@ class SPA(Method):
     Args:
         strength: number from -1000 to 1000, or one for each prompt (a sequence, or a tensor or
             array of them). 1 is off (no second branch runs), above 1 emphasises the anchors, 0
-            ignores them, below 0 reverses them.
+            ignores them, below 0 reverses them. All anchors of a prompt share it: a token is
+            hidden from the second branch or not.
 
     Raises:
         ValueError: `strength` is no such number, or empty.

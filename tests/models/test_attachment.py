@@ -227,6 +227,7 @@ def test_no_anchors_is_off(model, inputs):
                 assert torch.equal(model(**inputs).logits, plain)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("method", [*METHODS, NoSteering()])
 def test_leaving_restores_the_model_bit_for_bit(model, inputs, method):
     anchors = inputs.pop("anchors")

@@ -315,11 +315,13 @@ def test_a_cache_that_no_steering_has_changed_serves_any_model():
     for way, act in ways.items():
         method = AttentionBias(3.0, layers=[-1]) if way == "last layer" else AttentionBias(3.0)
         length = 8 if way == "prefix" else 19
-        cache = steered_cache(model, method, anchors, ids[:, :length])
+        kind = "static" if way == "reset" else "dynamic"
+        cache = steered_cache(model, method, anchors, ids[:, :length], kind)
         act(cache)
         assert isinstance(cache, SteeredCache)
+        held = int(cache.get_seq_length())
         with torch.no_grad():
-            logits = model(ids[:, cache.get_seq_length() :], past_key_values=cache).logits[:, -1]
+            logits = model(ids[:, held:], past_key_values=cache).logits[:, -1]
         if way == "permission":
             assert not torch.allclose(logits, plain, atol=1e-3)
         else:

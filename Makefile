@@ -5,9 +5,15 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 READY := $(VENV)/.ready
+# The oldest transformers that Radar supports, in an environment of its own. It brings its own
+# dependencies; whatever else is needed (torch as in constraints.txt, pytest) it reads from $(VENV),
+# by a .pth file, so that nothing large is installed twice.
+OLDEST := transformers==5.17.*
+OLDEST_VENV ?= .venv-oldest
+OLDEST_READY := $(OLDEST_VENV)/.ready
 LINTED := radar_kernels radar_core benchmarks tests setup.py
 
-.PHONY: setup demo test lint benchmark clean
+.PHONY: setup demo test test-oldest lint benchmark clean
 
 setup: $(READY)
 
@@ -25,6 +31,16 @@ demo: $(READY)
 test: $(READY)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
+# The tests marked smoke, on the oldest transformers.
+test-oldest: $(OLDEST_READY)
+	$(OLDEST_VENV)/bin/python -m pytest -m smoke tests/models $(PYTEST_ARGS)
+
+$(OLDEST_READY): $(READY) Makefile
+	$(BIN)/python -m venv --clear $(OLDEST_VENV)
+	$(OLDEST_VENV)/bin/python -m pip --disable-pip-version-check install --quiet '$(OLDEST)' numpy==$$($(BIN)/python -c 'import numpy; print(numpy.__version__)')
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$($(OLDEST_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/newest.pth"
+	@touch $@
+
 lint: $(READY)
 	$(BIN)/ruff check $(LINTED)
 	$(BIN)/ruff format --check $(LINTED)
@@ -34,4 +50,4 @@ benchmark: $(READY)
 	$(BIN)/python -m benchmarks.end_to_end --json results/end_to_end.json
 
 clean:
-	rm -rf $(VENV) build *.egg-info radar_kernels/*.so radar_kernels/_cpp_build_error.txt
+	rm -rf $(VENV) $(OLDEST_VENV) build *.egg-info radar_kernels/*.so radar_kernels/_cpp_build_error.txt

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from radar_core.anchors import Anchor, RenderedPrompt, anchor_mask, anchor_spans, render_chat
 from radar_core.hooks.attachment import as_mask, attach
-from radar_core.hooks.prompts import check_shape
+from radar_core.hooks.prompts import check_prompt, check_shape
 from radar_core.hooks.sampler import sample_with_radar
 from radar_core.hooks.undo import Undo
 from radar_core.methods import SPA, Method, NoSteering
@@ -241,7 +241,7 @@ class Steered:
             )
         if anchors is not None:
             anchors = as_mask(anchors)
-            check_shape(anchors, prompt, inputs.get("attention_mask"))
+            check_prompt(anchors, {**inputs, "input_ids": prompt})
         if "stop_strings" in inputs and "tokenizer" not in inputs:
             if self.tokenizer is None:
                 raise ValueError("stop_strings needs a tokenizer: Steered(model, tokenizer, ...)")
@@ -365,7 +365,7 @@ def attention_mass(
         RuntimeError: the model is in training mode, or is already being steered.
     """
     anchors = as_mask(anchors)
-    check_shape(anchors, input_ids, attention_mask)
+    check_shape(anchors, input_ids.shape, attention_mask)
     if not bool(anchors.any()):
         raise ValueError("anchors marks no token, so there is nothing to measure")
     method = NoSteering() if method is None or method.is_identity else method

@@ -7,13 +7,14 @@ import itertools
 import sys
 import threading
 import weakref
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig
+from transformers import AttentionInterface, AttentionMaskInterface, Cache, PreTrainedConfig
 
 from radar_core.hooks import released_spa
 from radar_core.hooks.attention import SUPPORTED_IMPLEMENTATIONS, AttentionHook, native_attention
@@ -21,7 +22,8 @@ from radar_core.hooks.branches import TwoBranches
 from radar_core.hooks.cache import given_cache, let_grow
 from radar_core.hooks.few_rows import serve_few_rows
 from radar_core.hooks.keys import KeyHook, check_keys
-from radar_core.hooks.prompts import describe
+from radar_core.hooks.prompts import call_arguments, describe, given_tokens
+from radar_core.hooks.provenance import Provenance, SteeredCache
 from radar_core.hooks.second_prompt import SecondPromptBranches
 from radar_core.hooks.undo import Undo, uninterrupted
 from radar_core.methods.key_edit import KeyEdit
@@ -160,7 +162,8 @@ class Attachment(AbstractContextManager[Steering]):
             replace_configs(model, register(hook, undo), undo)
         if mask is not None:
             describe(model, mask, undo, None if keys is None else keys.check_given)
-        Watch(model, hook).install(model, undo)
+        provenance = Provenance.of(model, method if steers else NoSteering(), mask)
+        Watch(model, hook, provenance).install(model, undo)
         serve_few_rows(model, undo)
         if hook is not None and steers and isinstance(method, SPA):
             TwoBranches(model, hook, method).install(undo)
@@ -243,7 +246,7 @@ def check_anchors(anchors: Any, method: Method) -> Tensor | None:
         elif isinstance(method, TwoBranch) or not hasattr(method, "bias"):
             raise ValueError(
                 f"anchors holds factors, but {type(method).__name__} can only anchor a token or "
-                "not; expected a bool mask"
+                "not; expected a bool mask, or AttentionBias, whose bias the factors scale"
             )
         else:
             mask = mask.float()
@@ -523,15 +526,18 @@ class Watch:
     Args:
         model: the model, its configs replaced.
         hook: its attention; None where the model's own is left in place.
+        provenance: marks the caches that the steered model fills.
     """
 
-    def __init__(self, model: Any, hook: AttentionHook | None) -> None:
+    def __init__(self, model: Any, hook: AttentionHook | None, provenance: Provenance) -> None:
         self.hook = hook
+        self.provenance = provenance
         self.config = model.config
         self.text_config = model.config.get_text_config(decoder=True)
         self.name = self.text_config._attn_implementation_internal
         self.checked = False
         self.thread: int | None = None
+        self._serving: SteeredCache | None = None
         self._lock = threading.Lock()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -573,10 +579,19 @@ class Watch:
                     f"{name} was given, but a steered model attends to its prompt alone; leave the "
                     "steered block for such calls"
                 )
-        if not torch.compiler.is_compiling():
-            let_grow(given_cache(kwargs)[1])
+        if torch.compiler.is_compiling():
+            return
+        cache = given_cache(kwargs)[1]
+        if cache is not None:
+            added = given_tokens(call_arguments(model.forward, args, kwargs)).shape[1]
+            self._serving = self.provenance.admit(cache, added)
+        let_grow(cache)
 
     def after(self, model: Any, args: Any, output: Any) -> None:
+        if not torch.compiler.is_compiling():
+            if self.thread != threading.get_ident():
+                return  # a call that was refused, while another thread runs the model
+            self._close(output)
         if self.hook is None:
             return
         self.hook.forget_windows()
@@ -590,6 +605,14 @@ class Watch:
                 f"layers {missing} of {type(model).__name__} never reached Radar's attention, so "
                 "they would not be steered; this model cannot be hooked"
             )
+
+    def _close(self, output: Any) -> None:
+        """End the pass for its cache; one that the model made itself is marked now."""
+        cache, self._serving = self._serving, None
+        if cache is not None:
+            cache.serving = False
+        elif isinstance(output, Mapping) and isinstance(made := given_cache(output)[1], Cache):
+            self.provenance.mark(made)
 
     def _check_thread(self, model: Any) -> None:
         """Refuse a thread that calls the model while another one is inside it.
@@ -607,6 +630,8 @@ class Watch:
                     "steered model serves one thread at a time: take turns, or load a second model"
                 )
             self.thread = thread
+            if self.hook is not None:
+                self.hook.thread = thread
 
 
 def is_inside(model: Any, thread: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -132,6 +133,7 @@ class AttentionHook:
         packed: how both branches lie in one row, where the forward pass at work has them so.
         measured: [B, heads] for each layer, filled by every forward pass; None not to measure.
         calls: how often each layer's attention has run.
+        thread: the thread that last ran the model.
     """
 
     method: Method
@@ -148,6 +150,7 @@ class AttentionHook:
     packed: Packed | None = None
     measured: dict[int, Tensor] | None = None
     calls: dict[int, int] = field(default_factory=dict)
+    thread: int | None = None
     _plans: dict[tuple[int, int, torch.device], LayerPlan | None] = field(default_factory=dict)
     _windows: list[Window] = field(default_factory=list)
     _rows: Tensor | None = None
@@ -195,6 +198,10 @@ class AttentionHook:
         """Return what the last forward pass measured: float32 [B, layers, heads]."""
         assert self.measured is not None
         return torch.stack([self.measured[layer] for layer in range(self.num_layers)], dim=1)
+
+    def is_at_work(self) -> bool:
+        """Whether this thread runs the model; another's call, which is refused, changes nothing."""
+        return torch.compiler.is_compiling() or self.thread == threading.get_ident()
 
     def forget_windows(self) -> None:
         """Drop what is only true of one forward pass."""

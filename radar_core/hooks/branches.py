@@ -10,19 +10,16 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
 from radar_core.hooks.attention import AttentionHook
-from radar_core.hooks.cache import (
-    BranchedCache,
-    BranchedStaticCache,
-    PromptsCache,
-    allocate_anew,
-    cached_rows,
-    can_be_written,
-    can_branch_later,
-    given_cache,
-    is_static,
-)
+from radar_core.hooks.cache import can_be_written, can_branch_later, given_cache
 from radar_core.hooks.packed import Packed, can_pack, tokens
 from radar_core.hooks.prompts import call_arguments, given_tokens
+from radar_core.hooks.provenance import (
+    SteeredCache,
+    cached_rows,
+    double_rows,
+    is_branched,
+    original_class,
+)
 from radar_core.hooks.undo import Undo
 from radar_core.methods.spa import SPA
 from radar_core.methods.two_branch import TwoBranch, blend_rows
@@ -157,19 +154,18 @@ class TwoBranches(Branches):
             refuse_loss(kwargs)
         batch, length = given_tokens(kwargs).shape[:2]
         cache_name, cache = given_cache(kwargs)
-        if isinstance(cache, PromptsCache):
+        if isinstance(cache, SteeredCache) and cache.prompts is not None:
             raise ValueError(
                 "the cache was made by CFG or CAD and holds their second prompt; SPA needs a cache "
                 "that it made itself, or none"
             )
         past = cache.get_seq_length() if cache is not None else 0
-        rows = cached_rows(cache) if isinstance(past, int) and past else None
+        rows = None if cache is None else cached_rows(cache)
         if can_branch_later(cache):
-            cache.__class__ = BranchedCache
             if rows in (None, batch) and past + length <= self.parting:
                 return (), kwargs  # nothing to hide yet: both branches are still one
             if rows == batch:
-                kwargs = self._branch(kwargs, cache, cache_name, batch, past)
+                self._branch(cache, batch, past)
             elif rows is None and self._shares_prefix(kwargs, length):
                 if can_pack(model, cache, kwargs):
                     return (), self._pack(kwargs, cache, batch, length)
@@ -177,31 +173,28 @@ class TwoBranches(Branches):
                     kwargs = self._run_prefix(kwargs, cache, cache_name, batch, length)
                     past = self.parting
         elif cache is not None:
-            if is_static(cache):
-                if cached_rows(cache) == batch and int(past):
-                    raise ValueError(
-                        f"the cache already holds {int(past)} tokens of one branch; SPA needs a "
-                        "static cache that is empty, or none"
-                    )
-                if cached_rows(cache) == batch:  # made beforehand, for one branch
-                    allocate_anew(cache)
-                cache.__class__ = BranchedStaticCache
-            if not self._warned and past == 0:
+            if rows == batch or (rows is None and not is_branched(cache) and past > 0):
+                double_rows(cache, batch)
+            elif rows is None and not is_branched(cache) and not self._warned:
                 self._warned = True
                 logger.info(
-                    "%s cannot be branched after the prompt's shared part; both branches prefill "
-                    "all of it",
-                    type(cache).__name__,
+                    "%s is not branched after the prompt's shared part; both branches prefill all "
+                    "of it",
+                    original_class(cache).__name__,
                 )
         if rows is not None and rows not in (batch, 2 * batch):
             raise ValueError(
                 f"the cache holds {rows} rows, but the inputs have {batch}; expected a cache that "
                 "this steering made, or none"
             )
+        if isinstance(cache, SteeredCache):
+            cache.branched = True
         return (), self._double(kwargs, batch, past)
 
     def _after(self, model: Any, args: Any, kwargs: Any, output: Any) -> Any:
         """Blend the logits where the output layer could not be fed blended rows."""
+        if not self.attention.is_at_work():
+            return None
         doubled, self.attention.doubled = self.attention.doubled, False
         packed, self.attention.packed = self.attention.packed, None
         self.attention.entered = False
@@ -258,11 +251,10 @@ class TwoBranches(Branches):
             prefix["attention_mask"] = mask[:, :cut]
         self.model.base_model(**prefix, **{cache_name: cache}, use_cache=True)
         rest = {name: tokens(name, value, cut, length) for name, value in rows.items()}
-        return self._branch({**kwargs, **rest}, cache, cache_name, batch, cut)
+        self._branch(cache, batch, cut)
+        return {**kwargs, **rest}
 
-    def _branch(
-        self, kwargs: dict[str, Any], cache: DynamicCache, cache_name: str, batch: int, past: int
-    ) -> dict[str, Any]:
+    def _branch(self, cache: DynamicCache, batch: int, past: int) -> None:
         """Give the second branch its own copy of a cache that both have shared so far."""
         if past > self.parting:
             raise ValueError(
@@ -270,7 +262,6 @@ class TwoBranches(Branches):
                 f"position {self.parting}; SPA needs a cache that it made itself, or none"
             )
         cache.batch_select_indices(torch.arange(batch).repeat(2))
-        return kwargs
 
     def _masked(self, kwargs: dict[str, Any], past: int | Tensor) -> dict[str, Tensor]:
         """Return the inputs that have a mask token for each anchor, where they are given.

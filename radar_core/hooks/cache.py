@@ -1,18 +1,15 @@
-"""What steering needs of a cache: its rows, and room to grow so that a step copies one token."""
+"""What steering needs of a cache: room to grow, so that a step copies one token."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import (
-    Cache,
-    DynamicCache,
-    DynamicLayer,
-    DynamicSlidingWindowLayer,
-    StaticCache,
-)
+from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+
+from radar_core.hooks.provenance import original_class
 
 _LEAST_ROOM = 256
 
@@ -40,43 +37,6 @@ class GrowingLayer(DynamicLayer):
         self.keys = appended(self._key_buffer, self.keys.shape[-2], key_states)
         self.values = appended(self._value_buffer, self.values.shape[-2], value_states)
         return self.keys, self.values
-
-
-class BothHalves(Cache):
-    """Makes a cache one of two branches; beam search only knows of the first half of its rows.
-
-    A cache becomes one by its class alone, so it can be copied and pickled as before, and it serves
-    an unsteered model on.
-    """
-
-    def reorder_cache(self, beam_idx: Any) -> None:
-        """Reorder both halves as the first."""
-        if cached_rows(self) == 2 * beam_idx.shape[0]:
-            beam_idx = torch.cat([beam_idx, beam_idx + beam_idx.shape[0]])
-        super().reorder_cache(beam_idx)
-
-
-class BranchedCache(BothHalves, DynamicCache):
-    """A `DynamicCache` of two branches."""
-
-
-class BranchedStaticCache(BothHalves, StaticCache):
-    """A `StaticCache` of two branches."""
-
-
-class PromptsCache(BranchedCache):
-    """A cache of two prompts of different length, each row's tokens aligned at their end.
-
-    Args:
-        first_length: tokens of the first prompt, padding included.
-        second_mask: bool [B, second prompt], False where padded or hidden.
-    """
-
-    first_length: int
-    second_mask: Tensor
-
-
-PLAIN_CACHES = (DynamicCache, BranchedCache, PromptsCache)
 
 
 def with_room(buffer: Tensor | None, held: Tensor, added: int) -> Tensor:
@@ -120,7 +80,7 @@ def appended(buffer: Tensor, length: int, new: Tensor) -> Tensor:
 
 def let_grow(cache: Any) -> None:
     """Give the plain layers of a plain dynamic cache room to grow; leave other caches alone."""
-    if type(cache) not in PLAIN_CACHES or cache.offloading:
+    if original_class(cache) is not DynamicCache or cache.offloading:
         return
     if cache.layer_class_to_replicate is DynamicLayer:
         cache.layer_class_to_replicate = GrowingLayer
@@ -129,7 +89,7 @@ def let_grow(cache: Any) -> None:
             layer.__class__ = GrowingLayer
 
 
-def given_cache(keywords: dict[str, Any]) -> tuple[str, Any]:
+def given_cache(keywords: Mapping[str, Any]) -> tuple[str, Any]:
     """Return the cache of a forward pass and the name it goes by: transformers 5.24 renamed it."""
     for name in ("cache", "past_key_values"):
         if keywords.get(name) is not None:
@@ -137,29 +97,9 @@ def given_cache(keywords: dict[str, Any]) -> tuple[str, Any]:
     return "cache", None
 
 
-def cached_rows(cache: Any) -> int | None:
-    """Return how many rows a cache holds, None if it is empty."""
-    for layer in cache.layers:
-        keys = getattr(layer, "keys", None)
-        if isinstance(keys, Tensor) and keys.dim() == 4:
-            return keys.shape[0]
-    return None
-
-
 def can_branch_later(cache: Any) -> bool:
     """Whether a cache's rows can be copied after a shared prefix."""
-    return type(cache) in PLAIN_CACHES and all(
+    return original_class(cache) is DynamicCache and all(
         type(layer) in (DynamicLayer, GrowingLayer, DynamicSlidingWindowLayer)
         for layer in cache.layers
     )
-
-
-def is_static(cache: Any) -> bool:
-    """Whether a cache is transformers' own with buffers of a fixed size."""
-    return type(cache) in (StaticCache, BranchedStaticCache)
-
-
-def allocate_anew(cache: Any) -> None:
-    """Let an empty static cache allocate its buffers by the rows that it is given next."""
-    for layer in cache.layers:
-        layer.is_initialized = False

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
-from radar_core.hooks.cache import PLAIN_CACHES, GrowingLayer, room
+from radar_core.hooks.cache import GrowingLayer, room
+from radar_core.hooks.provenance import original_class
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ def can_pack(model: Any, cache: Any, keywords: dict[str, Any]) -> bool:
     )
     return (
         plain
-        and type(cache) in PLAIN_CACHES
+        and original_class(cache) is DynamicCache
         and not cache.offloading
         and all(isinstance(layer, GrowingLayer) for layer in cache.layers)
         and keywords.get("logits_to_keep") == 1

@@ -50,6 +50,7 @@ def describe(
             met = check_pass(anchors, call_arguments(module.forward, args, kwargs))
 
     replace_generate(model, checked, undo)
+    refuse_continuous_batching(model, undo)
     undo.add(model.register_forward_pre_hook(before, with_kwargs=True).remove)
 
 
@@ -88,25 +89,126 @@ def given_tokens(arguments: dict[str, Any]) -> Tensor:
 
 
 def check_generation(model: Any, anchors: Tensor, arguments: dict[str, Any]) -> None:
-    """Raise ValueError unless the anchors describe the prompt that `generate` is called with."""
-    check_guidance(model, arguments)
+    """Raise ValueError unless `generate` is called with the anchors' prompt, in a mode that works.
+
+    Raises:
+        ValueError: the anchors do not describe the prompt, or a mode of generation is asked for
+            that steering does not reach.
+    """
+    check_mode(model, arguments)
+    check_prompt(anchors, arguments)
+
+
+def check_prompt(anchors: Tensor, arguments: dict[str, Any]) -> None:
+    """Raise ValueError unless anchors describe the prompt that `generate` is called with.
+
+    What a cache already holds belongs to the prompt; where it reaches beyond the anchors, they need
+    not cover the rest.
+    """
     prompt = given_tokens(arguments)
+    rows, length = prompt.shape[:2]
+    mask = arguments.get("attention_mask")
     _, cache = given_cache(arguments)
-    if cache is None or int(cache.get_seq_length()) < anchors.shape[1]:
-        check_shape(anchors, prompt, arguments.get("attention_mask"))
+    past = 0 if cache is None else int(cache.get_seq_length())
+    if past:
+        if mask is not None and mask.dim() == 2:
+            length = max(length, mask.shape[1])  # the prompt may be given from the cache's end on
+        if length <= past:
+            raise ValueError(
+                f"the prompt has {length} tokens and the cache holds {past} of them already, so "
+                "none is left to run; cut the cache by cache.crop(-1) at least"
+            )
+    if not past or anchors.dim() != 2 or past < anchors.shape[1]:
+        check_shape(anchors, (rows, length), mask)
 
 
-def check_guidance(model: Any, arguments: dict[str, Any]) -> None:
-    """Raise ValueError if `generate` is to guide as well."""
-    configs = (arguments, vars(arguments.get("generation_config") or model.generation_config))
-    scale = next((s for c in configs if (s := c.get("guidance_scale")) is not None), 1)
+def check_mode(model: Any, arguments: dict[str, Any]) -> None:
+    """Raise ValueError if `generate` is asked for a mode that steering does not reach."""
     processors = arguments.get("logits_processor") or ()
-    if scale != 1 or any(isinstance(processor, Guidance) for processor in processors):
+    guided = any(isinstance(processor, Guidance) for processor in processors)
+    scale = setting(model, arguments, "guidance_scale") or 1
+    if scale != 1 or guided:
         raise ValueError(
             "guidance_scale cannot be combined with steering, since it runs the model on prompts "
             "of its own; leave it out and use SPA, the same guidance with the anchors hidden: "
             f"SPA(strength={scale if scale != 1 else 1.5})"
         )
+    if setting(model, arguments, "cache_implementation") == "paged":
+        raise ValueError(NO_CONTINUOUS_BATCHING)
+    for name, why in REFUSED.items():
+        value = setting(model, arguments, name)
+        if name == "penalty_alpha" and (setting(model, arguments, "top_k") or 50) <= 1:
+            continue
+        asked = value is not None and value is not False and value != 0
+        if name == "num_beam_groups":
+            asked = asked and value != 1
+        if name == "custom_generate":
+            asked = isinstance(value, str)
+        if asked:
+            raise ValueError(
+                f"{name}={value!r} cannot be combined with steering: {why}. Leave it out, or "
+                "generate outside the steered block"
+            )
+    assistant = arguments.get("assistant_model")
+    if assistant is not None and shares_weights(assistant, model):
+        raise ValueError(
+            "assistant_model is the steered model itself or a part of it; give a smaller model, "
+            "or none"
+        )
+
+
+# Settings of `generate` that ask for what steering does not reach.
+REFUSED = {
+    "penalty_alpha": "contrastive search compares hidden states and runs candidates of its own",
+    "dola_layers": "DoLa contrasts the logits of lower layers, which are not steered",
+    "constraints": "constrained beam search is not part of transformers any more",
+    "force_words_ids": "constrained beam search is not part of transformers any more",
+    "num_beam_groups": "group beam search is not part of transformers any more",
+    "assistant_early_exit": "the early exit's lower layers are not steered",
+    "use_mtp": "its layers for several tokens are not steered",
+    "speculation_type": "its drafts are made from hidden states, of which SPA has two",
+    "token_healing": "it rewrites the prompt that the anchors describe",
+    "custom_generate": "what a recipe from elsewhere runs the model on is not known; pass your own "
+    "function, or call the model inside the block",
+}
+NO_CONTINUOUS_BATCHING = (
+    "continuous batching cannot be steered: it packs many requests into one row, which anchors do "
+    "not describe, and brings an attention of its own. Call model.generate with a left-padded "
+    "batch, or leave the steered block"
+)
+
+
+def setting(model: Any, arguments: dict[str, Any], name: str) -> Any:
+    """Return a setting of `generate` as it resolves it, None where nothing sets it."""
+    given = arguments.get("generation_config")
+    for settings in (arguments, vars(given) if given is not None else {}):
+        if settings.get(name) is not None:
+            return settings[name]
+    return getattr(model.generation_config, name, None)
+
+
+def shares_weights(assistant: Any, model: Any) -> bool:
+    """Whether one model is the other, or a part of it."""
+    parts = {part for part in model.modules() if next(part.parameters(), None) is not None}
+    return any(module in parts for module in assistant.modules())
+
+
+def refuse_continuous_batching(model: Any, undo: Undo) -> None:
+    """Let everything that starts continuous batching raise inside the block."""
+
+    def refused(*args: Any, **kwargs: Any) -> Any:
+        raise ValueError(NO_CONTINUOUS_BATCHING)
+
+    def put_back(name: str, own: Any) -> None:
+        if own is not None:
+            setattr(model, name, own)
+        elif vars(model).get(name) is refused:
+            delattr(model, name)
+
+    for name in ("generate_batch", "init_continuous_batching"):
+        if hasattr(model, name):
+            undo.add(put_back, name, vars(model).get(name))
+            setattr(model, name, refused)
 
 
 def check_pass(anchors: Tensor, arguments: dict[str, Any]) -> bool:
@@ -143,9 +245,15 @@ def check_pass(anchors: Tensor, arguments: dict[str, Any]) -> bool:
     return end == prompt_length
 
 
-def check_shape(anchors: Tensor, prompt: Tensor, attention_mask: Tensor | None) -> None:
-    """Raise ValueError unless anchors have a prompt's shape and leave some of each prompt alone."""
-    shape = list(prompt.shape[:2])
+def check_shape(anchors: Tensor, prompt: tuple[int, ...], attention_mask: Tensor | None) -> None:
+    """Raise ValueError unless anchors have a prompt's shape and leave some of each prompt alone.
+
+    Args:
+        anchors: [batch, prompt].
+        prompt: the shape of the prompt, of which the first two sizes count.
+        attention_mask: [batch, prompt] or None.
+    """
+    shape = list(prompt[:2])
     if list(anchors.shape) != shape:
         raise ValueError(
             f"anchors has shape {list(anchors.shape)}; expected {shape}, the shape of the prompt"

@@ -20,13 +20,18 @@ from radar_core.hooks.branches import (
 )
 from radar_core.hooks.cache import (
     GrowingLayer,
-    PromptsCache,
-    cached_rows,
     can_branch_later,
     given_cache,
     room,
 )
-from radar_core.hooks.prompts import call_arguments, check_guidance, given_tokens, replace_generate
+from radar_core.hooks.prompts import (
+    call_arguments,
+    check_mode,
+    given_tokens,
+    refuse_continuous_batching,
+    replace_generate,
+)
+from radar_core.hooks.provenance import Prompts, SteeredCache, become_steered, cached_rows
 from radar_core.hooks.undo import Undo
 from radar_core.methods.second_prompt import SecondPrompt
 
@@ -77,11 +82,12 @@ class SecondPromptBranches(Branches):
     def install(self, undo: Undo) -> None:
         super().install(undo)
         replace_generate(self.model, self._generate, undo)
+        refuse_continuous_batching(self.model, undo)
 
     def _generate(self, generate: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the model's `generate`, its prompt noted, or raise where that cannot be steered."""
         arguments = call_arguments(generate, args, kwargs)
-        check_guidance(self.model, arguments)
+        check_mode(self.model, arguments)
         prompt = given_tokens(arguments)
         _, cache = given_cache(arguments)
         config = arguments.get("generation_config") or self.model.generation_config
@@ -154,9 +160,9 @@ class SecondPromptBranches(Branches):
                 f"the model runs on a {type(cache).__name__} or a ready-made 4-D mask; a second "
                 "prompt needs a DynamicCache, or none, and the usual 2-D mask"
             )
-        if isinstance(cache, PromptsCache) and cache.get_seq_length():
-            return (), self._continue(kwargs, cache, batch, length)
         past = 0 if cache is None else cache.get_seq_length()
+        if past and isinstance(cache, SteeredCache) and cache.prompts is not None:
+            return (), self._continue(kwargs, cache, cache.prompts, batch, length)
         if past:
             self._check_cache(cache, batch)
         prompt = self._prompt_length(given, past)
@@ -196,6 +202,8 @@ class SecondPromptBranches(Branches):
 
     def _after(self, model: Any, args: Any, kwargs: Any, output: Any) -> Any:
         """Blend logits where hidden states were not, and make one cache of the prompts' two."""
+        if not self.attention.is_at_work():
+            return None
         doubled, self.attention.doubled = self.attention.doubled, False
         answered, self._answered = self._answered, None
         self.attention.entered = False
@@ -293,7 +301,7 @@ class SecondPromptBranches(Branches):
         return states.gather(1, index), kept.gather(1, order)
 
     def _continue(
-        self, kwargs: dict[str, Any], cache: PromptsCache, batch: int, length: int
+        self, kwargs: dict[str, Any], cache: Any, held: Prompts, batch: int, length: int
     ) -> dict[str, Any]:
         """Return the inputs of a pass over what follows both prompts."""
         if cached_rows(cache) != 2 * batch:
@@ -301,8 +309,8 @@ class SecondPromptBranches(Branches):
                 f"the cache holds {cached_rows(cache)} rows, but the inputs have {batch}; expected "
                 f"{2 * batch}, those of both prompts"
             )
-        second = cache.second_mask
-        widest = max(cache.first_length, second.shape[1])
+        second = held.second_mask
+        widest = max(held.first_length, second.shape[1])
         new = cache.get_seq_length() - widest
         end = widest + new + length
         doubled = dict(kwargs)
@@ -314,14 +322,14 @@ class SecondPromptBranches(Branches):
         step = torch.arange(new, new + length, device=device)
         positions = kwargs.get("position_ids")
         if positions is None:
-            positions = cache.first_length + step
+            positions = held.first_length + step
         own = second.shape[1] - second.int().argmax(dim=1, keepdim=True) + step
         positions = positions.expand(*positions.shape[:-2], batch, length)
         doubled["position_ids"] = torch.cat([positions, own.expand_as(positions)], dim=-2)
         mask = torch.zeros(2 * batch, end, dtype=torch.long, device=device)
         mask[:, widest:] = 1
         given_mask = kwargs.get("attention_mask")
-        start = widest - cache.first_length
+        start = widest - held.first_length
         mask[:batch, start:] = 1 if given_mask is None else given_mask
         mask[batch:, widest - second.shape[1] : widest] = second
         doubled["attention_mask"] = mask
@@ -333,7 +341,7 @@ def join(first: DynamicCache, second: DynamicCache, mask: Tensor) -> None:
     """Put the rows of a second prompt's cache behind those of the first's, aligned at their ends.
 
     Args:
-        first: the first prompt's cache, which becomes a `PromptsCache`.
+        first: the first prompt's cache, which from then on knows both prompts.
         second: the second prompt's.
         mask: bool [B, second prompt], what may be attended to of it.
     """
@@ -347,9 +355,7 @@ def join(first: DynamicCache, second: DynamicCache, mask: Tensor) -> None:
             one._key_buffer, one._value_buffer = keys, values
         elif isinstance(one, DynamicSlidingWindowLayer):
             one.cumulative_length = max(length, other)
-    first.__class__ = PromptsCache
-    assert isinstance(first, PromptsCache)
-    first.first_length, first.second_mask = length, mask
+    become_steered(first).prompts = Prompts(length, mask)
 
 
 def _stacked(one: Tensor, two: Tensor) -> Tensor:

@@ -31,7 +31,8 @@ class AttentionBias(Method):
 
     Args:
         bias: float in nats, -1000 to 1000; `bias = log(M)` multiplies the odds of an anchored key
-            by M. 0 switches the method off.
+            by M. 0 switches the method off. Several groups of anchors, or prompts, have biases of
+            their own where the anchors hold factors instead of True: `bias * factor` each.
         heads: query heads to steer: None (all), a sequence, or a mapping from layer to heads.
         layers: layers to steer: None (all) or a sequence; negative indices count from the top.
         queries: "all" steers every token, "generated" only those that predict generated tokens
@@ -55,7 +56,8 @@ class AttentionBias(Method):
         if not isinstance(self.bias, int | float) or not abs(self.bias) <= LARGEST:
             raise ValueError(
                 f"bias is {self.bias!r}; expected a number from -{LARGEST:g} to {LARGEST:g}, such "
-                "as 2.0"
+                "as 2.0. A bias for every prompt or group of anchors is given by float anchors, "
+                "anchors * factor"
             )
         check_heads(self.heads)
         check_indices("layers", self.layers)

@@ -22,7 +22,8 @@ class SPA(TwoBranch):
     Args:
         strength: number from -1000 to 1000, or one for each prompt (a sequence, or a tensor or
             array of them). 1 is off (no second branch runs), above 1 emphasises the anchors, 0
-            ignores them, below 0 reverses them.
+            ignores them, below 0 reverses them. All anchors of a prompt share it: a token is
+            hidden from the second branch or not.
         guard: leave tokens alone of which the unsteered model is sure: a probability such as 0.9,
             or a `Guard`; None for never.
         masking: how the second branch loses the anchors: "attention" lets no token attend to them;

@@ -44,6 +44,7 @@ def all_heads(model, value):
     return {layer: torch.full((heads,), value) for layer in range(model.config.num_hidden_layers)}
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("family", list(FAMILIES))
 def test_equals_eager_with_a_float_mask(family):
     model, inputs = tiny_model(family), prompts(**BATCH)

@@ -83,20 +83,6 @@ def test_only_plain_layers_of_plain_caches_grow():
     assert all(type(layer) is DynamicLayer for layer in own.layers)
 
 
-def test_a_steered_cache_serves_the_model_on():
-    """A cache made under a bias goes on to be used after the block as any other."""
-    model, inputs = tiny_model("Llama"), prompts([20], [[5, 6]])
-    anchors = inputs.pop("anchors")
-    with AttentionBias(2.0).applied_to(model, anchors=anchors):
-        out = model.generate(
-            **inputs, max_new_tokens=4, do_sample=False, return_dict_in_generate=True
-        )
-    cache = out["cache"] if "cache" in out else out["past_key_values"]
-    assert type(cache.layers[0]) is GrowingLayer
-    more = model.generate(out.sequences, past_key_values=cache, max_new_tokens=3, do_sample=False)
-    assert more.shape[1] == out.sequences.shape[1] + 3
-
-
 @pytest.mark.parametrize("method", [AttentionBias(2.0), SPA(2.0)])
 @pytest.mark.parametrize("gradient", [False, True])
 def test_a_prefill_in_inference_mode_and_a_step_outside(method, gradient):

@@ -39,6 +39,7 @@ def close_at_every_step(model, inputs, strength, **options):
     return out
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("family", list(FAMILIES))
 def test_equals_two_uncached_passes(family):
     close_at_every_step(tiny_model(family), prompts(**BATCH), 1.7)
@@ -57,6 +58,7 @@ def test_first_token_anchored():
     close_at_every_step(tiny_model("Llama"), prompts([20], [[0, 1, 7]]), 1.5)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     "options",
     [

@@ -20,11 +20,15 @@ from radar_core.hooks.branches import TwoBranches
 from radar_core.hooks.cache import given_cache, let_grow
 from radar_core.hooks.few_rows import serve_few_rows
 from radar_core.hooks.prompts import describe
+from radar_core.hooks.shards import shards
 from radar_core.hooks.undo import Undo, uninterrupted
+from radar_core.hooks.untraced import placed, untraced
 from radar_core.methods.method import LARGEST, Method, NoSteering
 from radar_core.methods.spa import SPA
 
+# Names of the models' steered attention: a model compiled under one is found compiled again.
 _names = itertools.count()
+_named: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 _steered: weakref.WeakKeyDictionary[Any, tuple[int, Method]] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 # Kinds of layers that carry what they read on in a state, and that mix tokens beside attention.
@@ -77,7 +81,7 @@ class Attachment(AbstractContextManager[Steering]):
     """
 
     def __init__(self, model: Any, method: Method, anchors: Any, measure: bool) -> None:
-        self.model = model
+        self.model = unwrapped(model)
         self.method = method
         self.anchors = anchors
         self.measure = measure
@@ -121,7 +125,7 @@ class Attachment(AbstractContextManager[Steering]):
             self._steering = Steering(method, active=False)
             return
         hook = attention_hook(model, method if steers else NoSteering(), mask, self.measure)
-        name = register(hook, undo)
+        name = register(model, hook, undo)
         replace_configs(model, name, undo)
         if mask is not None:
             describe(model, mask, undo)
@@ -140,18 +144,39 @@ def attention_hook(
     config = model.config.get_text_config(decoder=True)
     hook = AttentionHook(
         method=method,
-        anchors=anchors,
+        anchors=None if anchors is None else placed(anchors, model),
         native_name=config._attn_implementation,
         num_layers=config.num_hidden_layers,
         layer_types=getattr(config, "layer_types", None),
         modules=frozenset(attention_modules(model)),
         uses_native=needs_native(method, config),
+        only_generated=getattr(method, "queries", "all") != "all",
         hide_anchors=isinstance(method, SPA),
+        num_heads=getattr(config, "num_attention_heads", None),
+        shards=shards(model),
         measured={} if measure else None,
     )
     if hook.uses_native and hook.native_name == "eager":
         native_attention(attention_modules(model)[0], "eager")
+    hook.prepare()
     return hook
+
+
+def unwrapped(model: Any) -> Any:
+    """Return the transformers model of a PEFT wrapper, any other model as it is.
+
+    Raises:
+        ValueError: the wrapper puts tokens of its own before the prompt.
+    """
+    configs = getattr(model, "peft_config", None)
+    if configs is None or not hasattr(model, "get_base_model"):
+        return model
+    if any(getattr(config, "is_prompt_learning", False) for config in configs.values()):
+        raise ValueError(
+            f"{type(model).__name__} puts learned tokens before the prompt, which the anchors do "
+            "not describe; steer a model with LoRA or other adapters of its weights"
+        )
+    return model.get_base_model()
 
 
 # -- checks ----------------------------------------------------------------------------------------
@@ -366,9 +391,11 @@ def claim(model: Any, method: Method, undo: Undo) -> None:
         _steered[model] = mine
 
 
-def register(hook: AttentionHook, undo: Undo) -> str:
-    """Register the hook's attention and mask under a name of their own; return the name."""
-    name = f"{STEERED_NAME}{next(_names)}"
+def register(model: Any, hook: AttentionHook, undo: Undo) -> str:
+    """Register the hook's attention and mask under the model's own name; return the name."""
+    if model not in _named:
+        _named[model] = f"{STEERED_NAME}{next(_names)}"
+    name = _named[model]
     undo.add(AttentionInterface._global_mapping.pop, name, None)
     undo.add(AttentionMaskInterface._global_mapping.pop, name, None)
     AttentionInterface.register(name, hook.attend)
@@ -432,7 +459,6 @@ class Watch:
         self.config = model.config
         self.text_config = model.config.get_text_config(decoder=True)
         self.checked = False
-        self.thread: int | None = None
         self._lock = threading.Lock()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -448,9 +474,9 @@ class Watch:
         after = model.register_forward_hook(self.after, always_call=True)
         undo.add(after.remove)
 
+    @untraced
     def before(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not torch.compiler.is_compiling():
-            self._check_thread(model)
+        self._check_thread(model)
         if model.training:
             raise RuntimeError(
                 "the model was put into training mode while steered; call model.eval()"
@@ -468,9 +494,14 @@ class Watch:
                 "block"
             )
         let_grow(given_cache(kwargs)[1])
+        self.hook.entered = True
 
+    @untraced
     def after(self, model: Any, args: Any, output: Any) -> None:
-        self.hook.forget_windows()
+        if self.hook.thread != threading.get_ident():
+            return  # this thread was refused, another one's pass is at work
+        self.hook.count_compiled_calls()
+        self.hook.leave()
         if self.checked or output is None:
             return
         self.checked = True
@@ -489,15 +520,15 @@ class Watch:
         that was started in the block, to stream from, is as good as the one that entered it.
         """
         thread = threading.get_ident()
-        if thread == self.thread:
+        if thread == self.hook.thread:
             return
         with self._lock:
-            if self.thread is not None and is_inside(model, self.thread):
+            if self.hook.thread is not None and is_inside(model, self.hook.thread):
                 raise RuntimeError(
                     f"{type(model).__name__} is steered, and another thread is running it; a "
                     "steered model serves one thread at a time: take turns, or load a second model"
                 )
-            self.thread = thread
+            self.hook.thread = thread
 
 
 def is_inside(model: Any, thread: int) -> bool:

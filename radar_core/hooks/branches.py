@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from radar_core.hooks.cache import (
 from radar_core.hooks.packed import Packed, can_pack, tokens
 from radar_core.hooks.prompts import call_arguments, given_tokens
 from radar_core.hooks.undo import Undo
+from radar_core.hooks.untraced import placed, untraced
 from radar_core.methods.spa import blend_rows
 from radar_kernels import blend_logits
 
@@ -57,7 +59,10 @@ class TwoBranches:
         assert attention.anchors is not None
         self.model = model
         self.attention = attention
-        self.strength = torch.tensor(strength, dtype=torch.float32)
+        rows = attention.anchors.shape[0]
+        # One for every prompt, so that a compiled pass need not know how many were given.
+        strengths = torch.tensor(strength, dtype=torch.float32).repeat(rows // len(strength))
+        self.strength = placed(strengths, model)
         anchored = attention.anchors.bool().any(dim=0)
         self.first_anchor = int(anchored.float().argmax())
         self.blends_logits = blends_logits(model)
@@ -66,9 +71,10 @@ class TwoBranches:
 
     def install(self, undo: Undo) -> None:
         """Hook the model and its output layer."""
-        before = self.model.register_forward_pre_hook(self._before, with_kwargs=True)
+        model = self.model
+        before = model.register_forward_pre_hook(self._before, with_kwargs=True)
         undo.add(before.remove)
-        after = self.model.register_forward_hook(self._after, with_kwargs=True, always_call=True)
+        after = model.register_forward_hook(self._after, with_kwargs=True, always_call=True)
         undo.add(after.remove)
         if not self.blends_logits:
             output = self.model.get_output_embeddings()
@@ -76,6 +82,7 @@ class TwoBranches:
 
     # -- hooks -------------------------------------------------------------------------------------
 
+    @untraced
     def _before(
         self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -103,7 +110,7 @@ class TwoBranches:
                 if can_pack(model, cache, kwargs):
                     return (), self._pack(kwargs, cache, batch, length)
                 kwargs = self._run_prefix(kwargs, cache, cache_name, batch, length)
-        elif cache is not None and past == 0 and not self._warned:
+        elif cache is not None and not self._warned:
             self._warned = True
             logger.info(
                 "%s cannot be branched after the prompt's shared part; both branches prefill all "
@@ -117,8 +124,11 @@ class TwoBranches:
             )
         return (), self._double(kwargs, batch)
 
+    @untraced
     def _after(self, model: Any, args: Any, kwargs: Any, output: Any) -> Any:
         """Blend the logits where the output layer could not be fed blended rows."""
+        if self.attention.thread != threading.get_ident():
+            return None  # this thread was refused, another one's pass is at work
         doubled, self.attention.doubled = self.attention.doubled, False
         packed, self.attention.packed = self.attention.packed, None
         if output is None:
@@ -152,6 +162,8 @@ class TwoBranches:
         keep = kwargs.get("logits_to_keep", 0)
         return (
             0 < self.first_anchor < length
+            # Where the first anchor is would become a part of what is compiled.
+            and getattr(self.model, "_compiled_call_impl", None) is None
             and isinstance(keep, int)
             and 0 < keep <= length - self.first_anchor
             and not kwargs.get("output_hidden_states")
@@ -164,7 +176,8 @@ class TwoBranches:
         """Run the prompt and the second branch's own tokens as one row."""
         given = kwargs.get("attention_mask")
         seen = None if given is None else given[:, :length].bool()
-        anchored = self.attention.anchored_rows(batch, length, self.model.device)
+        device = given_tokens(kwargs).device
+        anchored = self.attention.anchored_rows(batch, length, device)
         assert anchored is not None
         visible = ~anchored.bool() if seen is None else seen & ~anchored.bool()
         packed = Packed(length, self.first_anchor, seen, visible)
@@ -217,6 +230,9 @@ class TwoBranches:
         return doubled
 
     def _row_weights(self, batch: int, device: torch.device) -> Tensor:
+        if torch.compiler.is_compiling():
+            strength = self.strength.to(device)
+            return strength.repeat_interleave(batch // strength.shape[0])
         weights = self._weights
         if (
             weights is None

@@ -6,12 +6,12 @@ import functools
 import inspect
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers import UnbatchedClassifierFreeGuidanceLogitsProcessor as Guidance
 
 from radar_core.hooks.cache import given_cache
 from radar_core.hooks.undo import Undo
+from radar_core.hooks.untraced import untraced
 
 
 def describe(model: Any, anchors: Tensor, undo: Undo) -> None:
@@ -37,6 +37,7 @@ def describe(model: Any, anchors: Tensor, undo: Undo) -> None:
         met = True
         return generate(*args, **kwargs)
 
+    @untraced
     def before(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         nonlocal met
         if not met:
@@ -95,7 +96,7 @@ def check_pass(prompt_length: int, arguments: dict[str, Any]) -> bool:
     _, cache = given_cache(arguments)
     past = 0 if cache is None else cache.get_seq_length()
     if isinstance(past, Tensor):
-        if length == 1 or torch.compiler.is_compiling():
+        if length == 1:
             return False  # not worth a read from the device for each token
         past = int(past)
     end = past + length

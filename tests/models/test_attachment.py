@@ -144,7 +144,8 @@ def test_attention_weights_are_refused(inputs, method):
     assert model(**inputs, output_attentions=True).attentions[0].shape[0] == 2
 
 
-def test_only_one_thread_at_a_time_is_served(model, inputs):
+@pytest.mark.parametrize("method", METHODS)
+def test_only_one_thread_at_a_time_is_served(model, inputs, method):
     """One that was started in the block is as good as its own; a second one meanwhile is not."""
     anchors, caught, results = inputs.pop("anchors"), [], []
     options = dict(max_new_tokens=4, do_sample=False)
@@ -161,7 +162,7 @@ def test_only_one_thread_at_a_time_is_served(model, inputs):
             thread.start()
             thread.join()
 
-    with AttentionBias(2.0).applied_to(model, anchors):
+    with method.applied_to(model, anchors):
         generate()
         meanwhile()
         generate()

@@ -25,14 +25,18 @@ from radar_core.hooks.keys import KeyHook, check_keys
 from radar_core.hooks.prompts import call_arguments, describe, given_tokens
 from radar_core.hooks.provenance import Provenance, SteeredCache
 from radar_core.hooks.second_prompt import SecondPromptBranches
+from radar_core.hooks.shards import shards
 from radar_core.hooks.undo import Undo, uninterrupted
+from radar_core.hooks.untraced import placed, untraced
 from radar_core.methods.key_edit import KeyEdit
 from radar_core.methods.method import LARGEST, LayerPlan, Method, NoSteering
 from radar_core.methods.second_prompt import SecondPrompt
 from radar_core.methods.spa import SPA
 from radar_core.methods.two_branch import TwoBranch
 
+# Names of the models' steered attention: a model compiled under one is found compiled again.
 _names = itertools.count()
+_named: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 _steered: weakref.WeakKeyDictionary[Any, tuple[int, Method]] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 # Kinds of layers that carry what they read on in a state, and that mix tokens beside attention.
@@ -91,7 +95,7 @@ class Attachment(AbstractContextManager[Steering]):
     """
 
     def __init__(self, model: Any, method: Method, anchors: Any, measure: bool) -> None:
-        self.model = model
+        self.model = unwrapped(model)
         self.method = method
         self.anchors = anchors
         self.measure = measure
@@ -159,7 +163,7 @@ class Attachment(AbstractContextManager[Steering]):
             keys = KeyHook(model, method, mask)
         if keys is None or self.measure:
             hook = attention_hook(model, method if steers else NoSteering(), mask, self.measure)
-            replace_configs(model, register(hook, undo), undo)
+            replace_configs(model, register(model, hook, undo), undo)
         if mask is not None:
             describe(model, mask, undo, None if keys is None else keys.check_given)
         provenance = Provenance.of(model, method if steers else NoSteering(), mask)
@@ -181,18 +185,22 @@ def attention_hook(
     config = model.config.get_text_config(decoder=True)
     hook = AttentionHook(
         method=method,
-        anchors=anchors,
+        anchors=None if anchors is None else placed(anchors, model),
         native_name=config._attn_implementation,
         num_layers=config.num_hidden_layers,
         layer_types=getattr(config, "layer_types", None),
         modules=frozenset(attention_modules(model)),
         uses_native=needs_native(method, config),
+        only_generated=getattr(method, "queries", "all") != "all",
         hide_anchors=isinstance(method, SPA) and method.masking == "attention",
         hidden_from=direct_from(method, anchors),
+        num_heads=getattr(config, "num_attention_heads", None),
+        shards=shards(model),
         measured={} if measure else None,
     )
     if hook.uses_native and hook.native_name == "eager":
         native_attention(attention_modules(model)[0], "eager")
+    hook.prepare()
     return hook
 
 
@@ -217,6 +225,23 @@ def direct_from(method: Method, anchors: Tensor | None) -> int:
     if anchors is None or not isinstance(method, SPA) or method.branch != "direct":
         return 0
     return anchors.shape[1] - 1
+
+
+def unwrapped(model: Any) -> Any:
+    """Return the transformers model of a PEFT wrapper, any other model as it is.
+
+    Raises:
+        ValueError: the wrapper puts tokens of its own before the prompt.
+    """
+    configs = getattr(model, "peft_config", None)
+    if configs is None or not hasattr(model, "get_base_model"):
+        return model
+    if any(getattr(config, "is_prompt_learning", False) for config in configs.values()):
+        raise ValueError(
+            f"{type(model).__name__} puts learned tokens before the prompt, which the anchors do "
+            "not describe; steer a model with LoRA or other adapters of its weights"
+        )
+    return model.get_base_model()
 
 
 # -- checks ----------------------------------------------------------------------------------------
@@ -469,9 +494,11 @@ def claim(model: Any, method: Method, undo: Undo) -> None:
         _steered[model] = mine
 
 
-def register(hook: AttentionHook, undo: Undo) -> str:
-    """Register the hook's attention and mask under a name of their own; return the name."""
-    name = f"{STEERED_NAME}{next(_names)}"
+def register(model: Any, hook: AttentionHook, undo: Undo) -> str:
+    """Register the hook's attention and mask under the model's own name; return the name."""
+    if model not in _named:
+        _named[model] = f"{STEERED_NAME}{next(_names)}"
+    name = _named[model]
     undo.add(AttentionInterface._global_mapping.pop, name, None)
     undo.add(AttentionMaskInterface._global_mapping.pop, name, None)
     AttentionInterface.register(name, hook.attend)
@@ -553,9 +580,9 @@ class Watch:
         after = model.register_forward_hook(self.after, always_call=True)
         undo.add(after.remove)
 
+    @untraced
     def before(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not torch.compiler.is_compiling():
-            self._check_thread(model)
+        self._check_thread(model)
         if model.training:
             raise RuntimeError(
                 "the model was put into training mode while steered; call model.eval()"
@@ -579,22 +606,23 @@ class Watch:
                     f"{name} was given, but a steered model attends to its prompt alone; leave the "
                     "steered block for such calls"
                 )
-        if torch.compiler.is_compiling():
-            return
         cache = given_cache(kwargs)[1]
         if cache is not None:
             added = given_tokens(call_arguments(model.forward, args, kwargs)).shape[1]
             self._serving = self.provenance.admit(cache, added)
         let_grow(cache)
+        if self.hook is not None:
+            self.hook.entered = True
 
+    @untraced
     def after(self, model: Any, args: Any, output: Any) -> None:
-        if not torch.compiler.is_compiling():
-            if self.thread != threading.get_ident():
-                return  # a call that was refused, while another thread runs the model
-            self._close(output)
+        if self.thread != threading.get_ident():
+            return  # this thread was refused, another one's pass is at work
+        self._close(output)
         if self.hook is None:
             return
-        self.hook.forget_windows()
+        self.hook.count_compiled_calls()
+        self.hook.leave()
         if self.checked or output is None:
             return
         self.checked = True

@@ -15,6 +15,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from radar_core.hooks.cache import can_be_written
 from radar_core.hooks.packed import Packed
+from radar_core.hooks.shards import Shards
 from radar_core.methods.method import LayerPlan, Method
 from radar_kernels import anchor_attention
 
@@ -27,25 +28,34 @@ UNSERVED_KEYWORDS = ("indices", "block_indices", "position_bias", "sinks")
 
 @dataclass
 class Window:
-    """Where the keys of one forward pass lie in the sequence, for one kind of layer.
+    """What one forward pass is told of its keys, for one kind of layer.
 
     Args:
         key_length: number of keys that the attention functions get.
-        key_offset: position of the first key.
-        query_offset: position of the first query; a 0-dim tensor with a static cache.
         query_length: number of queries; layers that share keys may be given the last ones alone.
+        anchored: [B, keys] of the full branch's rows; None if nothing is anchored.
+        generated: which queries predict generated tokens: how many of the last ones, or bool [q]
+            where only the device knows (a static cache); None where no layer asks.
+        query_offset: position of the first query; a 0-dim tensor with a static cache.
         native_mask: the mask that the model's own attention expects, for layers left untouched.
         local: whether it belongs to layers that see only a sliding window or chunk of the keys.
         mask: the mask that those layers are given.
     """
 
     key_length: int
-    key_offset: int
-    query_offset: int | Tensor
     query_length: int
-    native_mask: Tensor | None
+    anchored: Tensor | None = None
+    generated: int | Tensor | None = None
+    query_offset: int | Tensor = 0
+    native_mask: Tensor | None = None
     local: bool = False
     mask: Tensor | None = None
+
+
+class Ran:
+    """A note that a compiled pass leaves: it writes it without reading, so it is not guarded on."""
+
+    compiled = False
 
 
 @dataclass(frozen=True)
@@ -86,6 +96,15 @@ class Call:
             mask=None if self.mask is None else self.mask[:count],
         )
 
+    def anchored(self, plan: LayerPlan) -> Tensor | None:
+        """Return the anchored keys: [B, k], none of them where a single query is in the prompt."""
+        anchored, generated = self.window.anchored, self.window.generated
+        if anchored is None:
+            return None
+        if plan.queries != "all" and isinstance(generated, Tensor) and self.query.shape[2] == 1:
+            anchored = anchored * generated[-1:].to(anchored.device)
+        return anchored.to(self.query.device)
+
     def kernel_arguments(self) -> dict[str, Any]:
         """Return what `anchor_attention` needs besides the tensors.
 
@@ -125,12 +144,14 @@ class AttentionHook:
         layer_types: transformers' name for the kind of every layer's attention; None if all alike.
         modules: the attention modules to steer; others, such as a vision tower's, are left alone.
         uses_native: whether some layer or query is left to the model's own attention.
+        only_generated: whether some layer steers only the queries of generated tokens.
         hide_anchors: whether the second half of a doubled batch cannot see the anchors.
         hidden_from: the first position whose token cannot see the anchors there.
         doubled: whether the forward pass at work runs both branches.
-        entered: whether a forward pass of the model itself is at work; None where one branch runs,
-            which is steered whoever calls it.
+        entered: whether the model's own hooks have seen the forward pass at work.
         packed: how both branches lie in one row, where the forward pass at work has them so.
+        num_heads: number of query heads of a layer, over all processes.
+        shards: how the heads are split over processes; None where they are not.
         measured: [B, heads] for each layer, filled by every forward pass; None not to measure.
         calls: how often each layer's attention has run.
         thread: the thread that last ran the model.
@@ -143,16 +164,20 @@ class AttentionHook:
     layer_types: Sequence[str] | None = None
     modules: frozenset[torch.nn.Module] = frozenset()
     uses_native: bool = False
+    only_generated: bool = False
     hide_anchors: bool = False
     hidden_from: int = 0
     doubled: bool = False
-    entered: bool | None = None
+    entered: bool = False
     packed: Packed | None = None
+    num_heads: int | None = None
+    shards: Shards | None = None
     measured: dict[int, Tensor] | None = None
     calls: dict[int, int] = field(default_factory=dict)
     thread: int | None = None
-    _plans: dict[tuple[int, int, torch.device], LayerPlan | None] = field(default_factory=dict)
+    _plans: dict[int, tuple[int, torch.device, LayerPlan | None]] = field(default_factory=dict)
     _windows: list[Window] = field(default_factory=list)
+    _ran: dict[int, Ran] = field(default_factory=dict)
     _rows: Tensor | None = None
 
     @property
@@ -186,7 +211,8 @@ class AttentionHook:
                     f"anchors has {count} rows, but the model runs on a batch of {batch}; expected "
                     "one row of anchors for every prompt"
                 )
-            capacity = max(2 * length, self.prompt_length + 256)
+            # Not by the prompt's length where that is shorter: a compiled step would see it.
+            capacity = max(2 * length + 256, self.prompt_length)
             rows = torch.zeros(batch, capacity, dtype=self.anchors.dtype, device=device)
             rows[:, self.prompt_length :] = getattr(self.method, "keep_generated", False)
             repeated = self.anchors.to(device).repeat_interleave(batch // count, dim=0)
@@ -197,15 +223,57 @@ class AttentionHook:
     def measured_mass(self) -> Tensor:
         """Return what the last forward pass measured: float32 [B, layers, heads]."""
         assert self.measured is not None
-        return torch.stack([self.measured[layer] for layer in range(self.num_layers)], dim=1)
+        mass = torch.stack([self.measured[layer] for layer in range(self.num_layers)], dim=1)
+        whole = self.shards is None or mass.shape[2] == self.num_heads
+        return mass if whole else self.shards.gathered(mass)  # type: ignore[union-attr]
 
     def is_at_work(self) -> bool:
         """Whether this thread runs the model; another's call, which is refused, changes nothing."""
-        return torch.compiler.is_compiling() or self.thread == threading.get_ident()
+        return self.thread == threading.get_ident()
 
     def forget_windows(self) -> None:
         """Drop what is only true of one forward pass."""
         self._windows.clear()
+
+    def leave(self) -> None:
+        """End a forward pass of the model."""
+        self.forget_windows()
+        self.entered = False
+
+    def count_compiled_calls(self) -> None:
+        """Count the layers that a compiled forward pass has run, once it has ended."""
+        for layer, ran in self._ran.items():
+            if ran.compiled:
+                ran.compiled = False
+                self.calls[layer] = self.calls.get(layer, 0) + 1
+
+    def anchored_keys(
+        self, batch: int, start: int, length: int, device: torch.device
+    ) -> Tensor | None:
+        """Return which keys at positions start..start+length-1 are anchored: [batch, length]."""
+        if self.anchors is None:
+            return None
+        if not torch.compiler.is_compiling():
+            rows = self.anchored_rows(batch, start + length, device)
+            return None if rows is None else rows[:, start:]
+        # Traced without a buffer, whose size would be one more thing to compile for.
+        last = self.prompt_length - 1
+        positions = torch.arange(start, start + length, device=device)
+        anchored = self.anchors.to(device)[:, positions.clamp(max=last)]
+        keeps = getattr(self.method, "keep_generated", False)
+        anchored = anchored.masked_fill(positions > last, keeps)
+        return anchored.repeat_interleave(batch // anchored.shape[0], dim=0)
+
+    def generated_queries(self, length: int, offset: int | Tensor) -> int | Tensor | None:
+        """Return which queries predict generated tokens; see `Window.generated`."""
+        if not self.only_generated or self.anchors is None:
+            return None
+        first = self.prompt_length - 1
+        if isinstance(offset, Tensor):
+            if length == 1 or torch.compiler.is_compiling():
+                return offset + torch.arange(length, device=offset.device) >= first
+            offset = int(offset)  # a static cache's prefill: one read for each prompt
+        return max(0, min(length, offset + length - first))
 
     # -- the mask function -------------------------------------------------------------------------
 
@@ -242,7 +310,15 @@ class AttentionHook:
         local = kwargs.get("local_size") is not None
         # A static cache's offset is its own counter: it moves on before the layers' attention runs.
         first = q_offset.clone() if isinstance(q_offset, Tensor) else q_offset
-        window = Window(kv_length, kv_offset, first, q_length, None, local)
+        rows = batch_size // 2 if self.doubled else batch_size
+        window = Window(
+            kv_length,
+            q_length,
+            self.anchored_keys(rows, kv_offset, kv_length, device),
+            self.generated_queries(q_length, first),
+            first,
+            local=local,
+        )
         self._windows.append(window)
         if self.uses_native:
             window.native_mask = ALL_MASK_ATTENTION_FUNCTIONS[self.native_name](
@@ -273,7 +349,7 @@ class AttentionHook:
         if for_some:
             assert window.mask is not None
             both = window.mask.expand(batch_size, -1, -1, -1).clone()
-            both[batch_size // 2 :] &= ~self._hidden_keys(window, q_length, batch_size // 2, device)
+            both[batch_size // 2 :] &= ~self._hidden_keys(window, q_length, device)
             window.mask = both
         return window.mask
 
@@ -283,16 +359,14 @@ class AttentionHook:
             return self.hidden_from > 0
         return query_offset < self.hidden_from
 
-    def _hidden_keys(
-        self, window: Window, queries: int, batch: int, device: torch.device
-    ) -> Tensor:
+    def _hidden_keys(self, window: Window, queries: int, device: torch.device) -> Tensor:
         """Return what the second branch hides: bool [batch, 1, q, k]."""
-        start = window.key_offset
-        anchored = self.anchored_rows(batch, start + window.key_length, device)
-        assert anchored is not None
+        assert window.anchored is not None
+        anchored = window.anchored[:, None, None].bool()
+        if self.hidden_from == 0:
+            return anchored
         position = window.query_offset + torch.arange(queries, device=device)
-        cannot = position >= self.hidden_from
-        return anchored[:, None, None, start:].bool() & cannot[None, None, :, None]
+        return anchored & (position >= self.hidden_from)[None, None, :, None]
 
     def _hide(
         self, attention_mask: Tensor | None, batch: int, length: int, device: torch.device
@@ -325,13 +399,16 @@ class AttentionHook:
                 f"the 4-D attention mask has dtype {mask.dtype}; steering needs a bool mask (True "
                 "= may attend) or the usual 2-D one"
             )
-        window = self._window(mask.shape[-2], mask.shape[-1], mask)
+        queries, keys = mask.shape[-2:]
+        window = self._window(queries, keys, mask, None, mask.shape[0], mask.device)
         second = mask
         if self.hide_anchors:
-            batch, queries = mask.shape[0], mask.shape[-2]
-            second = mask & ~self._hidden_keys(window, queries, batch, mask.device)
-        window.mask = torch.cat([mask, second])
-        return window.mask
+            second = mask & ~self._hidden_keys(window, queries, mask.device)
+        # Another one, since the layers of a model that is compiled look at it in their graph.
+        both = replace(window, mask=torch.cat([mask, second]))
+        self._windows.append(both)
+        assert both.mask is not None
+        return both.mask
 
     # -- the attention function --------------------------------------------------------------------
 
@@ -359,13 +436,17 @@ class AttentionHook:
                 dropout=dropout,
                 **kwargs,
             )
-        if self.entered is False:
+        if not self.entered:
             raise RuntimeError(
-                "two branches need calls of the model itself, but its forward or a part of it, "
-                "such as its base model, was called; call model(...) or model.generate(...)"
+                "a steered model was run past the hooks that it is entered by: by its `forward`, a "
+                "part of it alone, or a wrapper around it; call the model itself, and steer the "
+                "wrapper where there is one"
             )
         layer: int = module.layer_idx  # type: ignore[assignment]
-        self.calls[layer] = self.calls.get(layer, 0) + 1
+        if torch.compiler.is_compiling():
+            self._ran[layer].compiled = True
+        else:
+            self.calls[layer] = self.calls.get(layer, 0) + 1
         if dropout:
             raise RuntimeError("attention dropout under steering; call model.eval() first")
         if torch.is_autocast_enabled(query.device.type):
@@ -374,36 +455,46 @@ class AttentionHook:
         if self.packed is not None:
             return self._attend_packed(self.packed, query, key, value, scaling, kwargs), None
         plan = self._plan(layer, query.shape[1], query.device)
-        window = self._window(query.shape[2], key.shape[2], attention_mask, layer)
+        rows = query.shape[0] // 2 if self.doubled else query.shape[0]
+        window = self._window(
+            query.shape[2], key.shape[2], attention_mask, layer, rows, query.device
+        )
         call = Call(query, key, value, attention_mask, window, scaling, kwargs)
         if self.measured is not None:
             self.measured[layer] = self._measure(plan or LayerPlan(), call)
-        steered = 0 if plan is None else self._steered_queries(plan, query.shape[2], window)
-        if plan is None or steered == 0:
+        if plan is None:
             return self._native(module, call)
-        if steered == query.shape[2]:
+        generated = None if plan.queries == "all" else window.generated
+        if generated is None or (query.shape[2] == 1 and isinstance(generated, Tensor)):
+            return self._steer(plan, call), None
+        if isinstance(generated, Tensor):
+            out, _ = self._native(module, call)
+            chosen = generated[-query.shape[2] :].to(out.device)[None, :, None, None]
+            return torch.where(chosen, self._steer(plan, call), out), None
+        # Layers that share keys may be given fewer queries than the pass has.
+        generated = min(generated, query.shape[2])
+        if generated == 0:
+            return self._native(module, call)
+        if generated == query.shape[2]:
             return self._steer(plan, call), None
         out, _ = self._native(module, call)
-        last = self._steer(plan, call.last_queries(steered))
-        return torch.cat([out[:, :-steered], last], dim=1), None
+        last = self._steer(plan, call.last_queries(generated))
+        return torch.cat([out[:, :-generated], last], dim=1), None
 
     def _steer(self, plan: LayerPlan, call: Call) -> Tensor:
         """Run Radar's attention with a layer's plan: [B, q, heads, D]."""
         shared = call.kernel_arguments()
         anchors = None
         if plan.bias is not None or plan.target_mass is not None:
-            anchors = self._anchored_keys(call)
+            anchors = call.anchored(plan)
         if anchors is None:
             return self._plain(call, shared).transpose(1, 2)
-        if plan.target_mass is not None:
-            generating = self._generating(plan, call)
-            anchors = anchors if generating is None else anchors & generating
         out = anchor_attention(
             call.query,
             call.key,
             call.value,
             anchors,
-            bias=self._bias(plan, call),
+            bias=plan.bias,
             target_mass=plan.target_mass,
             target_mode="exact" if plan.exact else "at_least",
             **shared,
@@ -430,7 +521,7 @@ class AttentionHook:
         keywords: dict[str, Any],
     ) -> Tensor:
         """Run the attention of both branches of a packed row: [B, q, heads, D]."""
-        window = Window(packed.prompt, 0, 0, packed.prompt, None)
+        window = Window(packed.prompt, packed.prompt)
         seen, visible = (
             None if mask is None else mask[:, None, None] for mask in (packed.seen, packed.visible)
         )
@@ -455,16 +546,9 @@ class AttentionHook:
         outs = [self._plain(call, call.kernel_arguments()) for call in (first, second)]
         return torch.cat([out.transpose(1, 2) for out in outs], dim=1)
 
-    def _anchored_keys(self, call: Call) -> Tensor | None:
-        """Return the anchors of a call's keys: [B, k], of the full branch's rows if doubled."""
-        batch = call.query.shape[0] // 2 if self.doubled else call.query.shape[0]
-        start = call.window.key_offset
-        anchors = self.anchored_rows(batch, start + call.key.shape[2], call.query.device)
-        return None if anchors is None else anchors[:, start:]
-
     def _measure(self, plan: LayerPlan, call: Call) -> Tensor:
         """Return the share of the last query's attention on the anchors, as steered: [B, heads]."""
-        anchors = self._anchored_keys(call)
+        anchors = call.anchored(LayerPlan())
         assert anchors is not None
         rows = anchors.shape[0]
         last = call.last_queries(1).first_rows(rows)
@@ -523,21 +607,44 @@ class AttentionHook:
 
     # -- lookups -----------------------------------------------------------------------------------
 
+    def prepare(self) -> None:
+        """Make what a compiled pass looks up, so that it need not be made while tracing."""
+        for module in self.modules:
+            self._ran[module.layer_idx] = Ran()  # type: ignore[index]
+            weight = next(module.parameters(), None)
+            heads = self.num_heads
+            if self.shards is not None and heads is not None:
+                heads //= self.shards.size
+            if weight is not None and isinstance(heads, int) and weight.device.type != "meta":
+                self._plan(module.layer_idx, heads, weight.device)  # type: ignore[arg-type]
+
     def _plan(self, layer: int, heads: int, device: torch.device) -> LayerPlan | None:
-        key = (layer, heads, device)
-        if key not in self._plans:
-            plan = self.method.layer_plan(layer, self.num_layers, heads)
-            if plan is not None:
-                bias, target, left_alone = (
-                    None if value is None else value.to(device)
-                    for value in (plan.bias, plan.target_mass, plan.left_alone)
-                )
-                plan = replace(plan, bias=bias, target_mass=target, left_alone=left_alone)
-            self._plans[key] = plan
-        return self._plans[key]
+        placed = self._plans.get(layer)
+        if placed is not None and placed[0] == heads and placed[1] == device:
+            return placed[2]
+        # Where heads are split, a layer that gathers them still has all of them.
+        split = self.shards is not None and heads * self.shards.size == self.num_heads
+        count = heads * self.shards.size if split else heads  # type: ignore[union-attr]
+        plan = self.method.layer_plan(layer, self.num_layers, count)
+        if plan is not None and split:
+            plan = self.shards.own(plan, heads)  # type: ignore[union-attr]
+        if plan is not None:
+            bias, target, left_alone = (
+                None if value is None else value.to(device)
+                for value in (plan.bias, plan.target_mass, plan.left_alone)
+            )
+            plan = replace(plan, bias=bias, target_mass=target, left_alone=left_alone)
+        self._plans[layer] = (heads, device, plan)
+        return plan
 
     def _window(
-        self, queries: int, keys: int, mask: Tensor | None, layer: int | None = None
+        self,
+        queries: int,
+        keys: int,
+        mask: Tensor | None,
+        layer: int | None,
+        rows: int,
+        device: torch.device,
     ) -> Window:
         """Return the window that a mask was made for: full and windowed layers may both be at work.
 
@@ -554,36 +661,14 @@ class AttentionHook:
             if kinds is None or window.local == local:
                 return window
         # A 4-D mask from the caller bypasses the mask function: its keys start at position 0.
-        return Window(keys, 0, keys - queries, queries, mask)
-
-    def _steered_queries(self, plan: LayerPlan, length: int, window: Window) -> int:
-        """Return how many of the last query tokens are steered."""
-        if plan.queries == "all" or self.anchors is None:
-            return length
-        if isinstance(window.query_offset, Tensor):
-            if length == 1:
-                return 1
-            # A static cache's prefill: one read from the device for each prompt.
-            start = int(window.query_offset)
-        else:
-            start = window.query_offset
-        end = start + window.query_length
-        return max(0, min(length, end - (self.prompt_length - 1)))
-
-    def _bias(self, plan: LayerPlan, call: Call) -> Tensor | None:
-        """Return a call's bias, zeroed on the device for a single query still in the prompt."""
-        generating = self._generating(plan, call)
-        if plan.bias is None or generating is None:
-            return plan.bias
-        return plan.bias * generating
-
-    def _generating(self, plan: LayerPlan, call: Call) -> Tensor | None:
-        """Return whether a single query's position, known to the device alone, is steered."""
-        offset = call.window.query_offset
-        if plan.queries == "all" or not isinstance(offset, Tensor) or call.query.shape[2] > 1:
-            return None
-        last = offset.to(call.query.device) + call.window.query_length
-        return last >= self.prompt_length
+        return Window(
+            keys,
+            queries,
+            self.anchored_keys(rows, 0, keys, device),
+            self.generated_queries(queries, keys - queries),
+            keys - queries,
+            native_mask=mask,
+        )
 
 
 def native_attention(module: torch.nn.Module, name: str) -> Callable[..., Any]:

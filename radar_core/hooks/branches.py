@@ -21,6 +21,7 @@ from radar_core.hooks.provenance import (
     original_class,
 )
 from radar_core.hooks.undo import Undo
+from radar_core.hooks.untraced import placed, untraced
 from radar_core.methods.spa import SPA
 from radar_core.methods.two_branch import TwoBranch, blend_rows
 
@@ -58,13 +59,16 @@ class Branches:
         self.model = model
         self.attention = attention
         self.method = method
-        self.strength = torch.tensor(method.strengths(), dtype=torch.float32)
+        strengths = torch.tensor(method.strengths(), dtype=torch.float32)
+        if attention.anchors is not None:
+            # One for every prompt, so that a compiled pass need not know how many were given.
+            strengths = strengths.repeat(attention.anchors.shape[0] // strengths.shape[0])
+        self.strength = placed(strengths, model)
         self.blends_logits = method.needs_logits or caps_logits(model)
         self._weights: Tensor | None = None
 
     def install(self, undo: Undo) -> None:
         """Hook the model and its output layer."""
-        self.attention.entered = False
         before = self.model.register_forward_pre_hook(self._before, with_kwargs=True)
         undo.add(before.remove)
         after = self.model.register_forward_hook(self._after, with_kwargs=True, always_call=True)
@@ -101,6 +105,9 @@ class Branches:
         return blended.view(first.shape).to(first.dtype)
 
     def _row_weights(self, batch: int, device: torch.device) -> Tensor:
+        if torch.compiler.is_compiling():
+            strength = self.strength.to(device)
+            return strength.repeat_interleave(batch // strength.shape[0])
         weights = self._weights
         if (
             weights is None
@@ -141,12 +148,12 @@ class TwoBranches(Branches):
 
     # -- hooks -------------------------------------------------------------------------------------
 
+    @untraced
     def _before(
         self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Double the inputs, running what both branches share only once."""
         self.attention.doubled = False
-        self.attention.entered = True
         self.attention.packed = None
         kwargs = dict(call_arguments(model.forward, args, kwargs))
         refuse_media(kwargs)
@@ -191,13 +198,13 @@ class TwoBranches(Branches):
             cache.branched = True
         return (), self._double(kwargs, batch, past)
 
+    @untraced
     def _after(self, model: Any, args: Any, kwargs: Any, output: Any) -> Any:
         """Blend the logits where the output layer could not be fed blended rows."""
         if not self.attention.is_at_work():
             return None
         doubled, self.attention.doubled = self.attention.doubled, False
         packed, self.attention.packed = self.attention.packed, None
-        self.attention.entered = False
         if output is None:
             return None
         if packed is not None:
@@ -218,6 +225,8 @@ class TwoBranches(Branches):
         keep = kwargs.get("logits_to_keep", 0)
         return (
             0 < self.parting < length
+            # Where the branches part would become a part of what is compiled.
+            and getattr(self.model, "_compiled_call_impl", None) is None
             and isinstance(keep, int)
             and 0 < keep <= length - self.parting
             and not kwargs.get("output_hidden_states")
@@ -230,7 +239,7 @@ class TwoBranches(Branches):
         """Run the prompt and the second branch's own tokens as one row."""
         given = kwargs.get("attention_mask")
         seen = None if given is None else given[:, :length].bool()
-        anchored = self.attention.anchored_rows(batch, length, self.model.device)
+        anchored = self.attention.anchored_rows(batch, length, given_tokens(kwargs).device)
         assert anchored is not None
         visible = seen
         if self.attention.hide_anchors:

@@ -29,7 +29,8 @@ class GrowingLayer(DynamicLayer):
     ) -> tuple[Tensor, Tensor]:
         """Append keys and values [B, heads, n, D] and return all of them."""
         needs_gradient = torch.is_grad_enabled() and key_states.requires_grad
-        if self.get_seq_length() == 0 or needs_gradient:
+        compiling = torch.compiler.is_compiling()  # the buffers' sizes would be compiled for
+        if compiling or self.get_seq_length() == 0 or needs_gradient:
             return super().update(key_states, value_states, *args, **kwargs)
         assert self.keys is not None and self.values is not None
         self._key_buffer = with_room(self._key_buffer, self.keys, key_states.shape[-2])

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import functools
+import types
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from radar_core.hooks.undo import Undo
 from radar_kernels.linear_rows import linear_rows
@@ -27,7 +28,7 @@ def serve_few_rows(model: nn.Module, undo: Undo) -> None:
         return
     for module in model.modules():
         if isinstance(module, nn.Linear) and _is_plain(module):
-            forward = functools.partial(_forward, module)
+            forward = types.MethodType(_forward, module)
             undo.add(_put_back, module, forward)
             module.forward = forward  # type: ignore[method-assign]
 
@@ -50,6 +51,21 @@ def _is_plain(module: nn.Linear) -> bool:
 
 
 def _forward(module: nn.Linear, input: Tensor) -> Tensor:
+    if torch.compiler.is_compiling():
+        return _traced(module, input)
     if input.numel() > MOST_ROWS * module.in_features or torch.is_autocast_enabled("cpu"):
         return nn.functional.linear(input, module.weight, module.bias)
     return linear_rows(input, module.weight, module.bias)
+
+
+def _traced(module: nn.Linear, input: Tensor) -> Tensor:
+    """Choose by what is known while tracing, so that no graph is added for few rows or many."""
+    few = input.numel() <= MOST_ROWS * module.in_features
+    if (
+        statically_known_true(few)
+        and not torch.is_grad_enabled()
+        and not torch.is_autocast_enabled("cpu")
+        and input.dtype == module.weight.dtype
+    ):
+        return torch.ops.radar_cpp.linear_rows.default(input, module.weight, module.bias)
+    return nn.functional.linear(input, module.weight, module.bias)

@@ -7,12 +7,12 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers import UnbatchedClassifierFreeGuidanceLogitsProcessor as Guidance
 
 from radar_core.hooks.cache import given_cache
 from radar_core.hooks.undo import Undo
+from radar_core.hooks.untraced import untraced
 
 
 def describe(
@@ -44,6 +44,7 @@ def describe(
         met = True
         return generate(*args, **kwargs)
 
+    @untraced
     def before(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         nonlocal met
         if not met:
@@ -227,7 +228,7 @@ def check_pass(anchors: Tensor, arguments: dict[str, Any]) -> bool:
     _, cache = given_cache(arguments)
     past = 0 if cache is None else cache.get_seq_length()
     if isinstance(past, Tensor):
-        if length == 1 or torch.compiler.is_compiling():
+        if length == 1:
             return False  # not worth a read from the device for each token
         past = int(past)
     end = past + length

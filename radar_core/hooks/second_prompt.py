@@ -33,6 +33,7 @@ from radar_core.hooks.prompts import (
 )
 from radar_core.hooks.provenance import Prompts, SteeredCache, become_steered, cached_rows
 from radar_core.hooks.undo import Undo
+from radar_core.hooks.untraced import untraced
 from radar_core.methods.second_prompt import SecondPrompt
 
 
@@ -140,12 +141,12 @@ class SecondPromptBranches(Branches):
 
     # -- hooks -------------------------------------------------------------------------------------
 
+    @untraced
     def _before(
         self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Run the second prompt where the first one ends; double what follows."""
         self.attention.doubled = False
-        self.attention.entered = True
         self._answered = None
         kwargs = dict(call_arguments(model.forward, args, kwargs))
         refuse_media(kwargs)
@@ -200,13 +201,13 @@ class SecondPromptBranches(Branches):
             self._prompt = noted = given
         return noted.shape[1]
 
+    @untraced
     def _after(self, model: Any, args: Any, kwargs: Any, output: Any) -> Any:
         """Blend logits where hidden states were not, and make one cache of the prompts' two."""
         if not self.attention.is_at_work():
             return None
         doubled, self.attention.doubled = self.attention.doubled, False
         answered, self._answered = self._answered, None
-        self.attention.entered = False
         if output is None:
             return None
         if doubled and self.blends_logits:

@@ -1,0 +1,146 @@
+"""Steered models under torch.compile: the same results, and as many graphs as unsteered ones."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import torch
+from transformers import CompileConfig
+
+from radar_core import SPA, AttentionBias, Steered, TargetMass
+from tests.models.tiny import FAMILIES, prompts, tiny_model
+
+PROMPT = prompts([12, 9], [[3, 4, 7], [2, 3]])
+ANCHORS = PROMPT.pop("anchors")
+OTHERS = prompts([12, 9], [[5], [4, 5, 6]])["anchors"]
+METHODS = {
+    "SPA": (SPA(1.4), SPA([3.0, 0.5])),
+    "bias": (AttentionBias(2.0), AttentionBias(-1.0)),
+    "bias of some": (
+        AttentionBias(2.0, layers=[1], heads=[0, 3], queries="generated"),
+        AttentionBias(3.0, layers=[1], heads=[2], queries="generated"),
+    ),
+    "mass": (TargetMass(0.3), TargetMass(0.5)),
+    "mass of some": (
+        TargetMass(0.3, mode="exact", heads=[1], queries="generated"),
+        TargetMass(0.6, mode="exact", heads=[2], queries="generated"),
+    ),
+}
+graphs = 0
+
+
+def counting(graph, example_inputs):
+    """A backend of torch.compile that runs the graph as it is."""
+    global graphs
+    graphs += 1
+    return graph.forward
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    global graphs
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    graphs = 0
+    yield
+    torch._dynamo.reset()
+
+
+def model_of_two_layers(family="Llama"):
+    return tiny_model(family, shape=FAMILIES[family] | {"num_hidden_layers": 2})
+
+
+def run(model, method, anchors, **options):
+    """Return the logits of a few greedy steps; no method leaves the model as it is."""
+    block = contextlib.nullcontext() if method is None else method.applied_to(model, anchors)
+    with block as steering:
+        out = model.generate(
+            **PROMPT,
+            do_sample=False,
+            return_dict_in_generate=True,
+            output_logits=True,
+            **({"max_new_tokens": 4} | options),
+        )
+    if method is not None:
+        assert steering.calls == {0: len(out.logits), 1: len(out.logits)}
+    return torch.stack(out.logits)
+
+
+def graphs_of(model, methods, **options):
+    """Return the graphs after each step of a sequence that compiling must not get in the way of.
+
+    The steps are a block, another with new anchors and parameters, a longer answer, and the first
+    answer's length again. Whatever follows, the model without a method included, is right too.
+    """
+    method, other = methods
+    longer = {"max_new_tokens": 9}
+    steps = [(method, ANCHORS, {}), (other, OTHERS, {}), (method, OTHERS, longer)]
+    steps += [(other, ANCHORS, {}), (None, None, {}), (method, ANCHORS, {}), (None, None, longer)]
+    expected = [run(model, *step[:2], **step[2], **options, disable_compile=True) for step in steps]
+    if "compile_config" not in options:
+        model.compile(backend=counting, fullgraph=True)
+    counts = []
+    for (method, anchors, more), logits in zip(steps, expected, strict=True):
+        torch.testing.assert_close(run(model, method, anchors, **more, **options), logits)
+        counts.append(graphs)
+    assert not torch._dynamo.utils.counters["graph_break"]
+    assert counts[5] == counts[4], "compiled again for a method that was compiled before"
+    return counts[:4]
+
+
+def by_generate():
+    config = CompileConfig(backend=counting, fullgraph=True, mode=None)
+    config._compile_all_devices = True
+    return dict(cache_implementation="static", compile_config=config)
+
+
+@pytest.mark.parametrize("name", [None, *METHODS])
+def test_generate_compiles_the_decoding_step(name):
+    """One graph for each length of a static cache, with and without steering."""
+    methods = METHODS.get(name, (None, None))
+    assert graphs_of(model_of_two_layers(), methods, **by_generate()) == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("name", [None, "SPA", "bias of some"])
+def test_a_model_compiled_in_place_with_a_static_cache(name):
+    methods = METHODS.get(name, (None, None))
+    counts = graphs_of(model_of_two_layers(), methods, cache_implementation="static")
+    assert counts == [2, 2, 2, 2]
+
+
+@pytest.mark.parametrize("name", [None, "SPA", "mass of some"])
+def test_a_model_compiled_in_place_with_a_growing_cache(name):
+    """The prompt, the first step and one graph for all others, whatever the answer's length."""
+    assert graphs_of(model_of_two_layers(), METHODS.get(name, (None, None))) == [3, 3, 3, 3]
+
+
+@pytest.mark.parametrize("name", [None, "SPA", "bias of some"])
+def test_windowed_layers(name):
+    """Past the window, where a static cache rolls."""
+    methods = METHODS.get(name, (None, None))
+    counts = graphs_of(model_of_two_layers("Mistral"), methods, **by_generate())
+    assert counts == [2, 2, 2, 2]
+
+
+def test_another_prompt_adds_no_graph():
+    model = model_of_two_layers()
+    cache = dict(max_new_tokens=5, **by_generate())
+    prompt = prompts([14, 8], [[1, 2], [7]])
+    anchors = prompt.pop("anchors")
+    for method, _ in METHODS.values():
+        before = graphs
+        run(model, method, ANCHORS, **(cache | {"max_new_tokens": 6}))
+        with method.applied_to(model, anchors):
+            model.generate(**prompt, do_sample=False, **(cache | {"max_new_tokens": 4}))
+        assert graphs == before + 1
+
+
+def test_beams_and_embeddings_on_a_compiled_model():
+    model, plain = model_of_two_layers(), model_of_two_layers()
+    model.compile(backend=counting, fullgraph=True)
+    embeds = model.get_input_embeddings()(PROMPT["input_ids"]).detach()
+    for options in (dict(num_beams=2, **PROMPT), dict(inputs_embeds=embeds)):
+        options |= dict(anchors=ANCHORS, max_new_tokens=4, do_sample=False)
+        expected = Steered(plain, method=SPA(2.0)).generate(**options)
+        assert torch.equal(Steered(model, method=SPA(2.0)).generate(**options), expected)

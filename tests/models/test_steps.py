@@ -1,0 +1,70 @@
+"""What a decoding step does on the host: it reads nothing from the device, and keeps nothing."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import DynamicCache, StaticCache
+
+from radar_core import SPA, AttentionBias, TargetMass
+from tests.models.tiny import FAMILIES, prompts, tiny_model
+
+INPUTS = prompts([20, 13], [[5, 6, 11], [2, 3]])
+ANCHORS = INPUTS.pop("anchors")
+METHODS = [
+    SPA(1.4),
+    AttentionBias(2.0),
+    AttentionBias(2.0, layers=[0], heads=[0, 3], queries="generated"),
+    TargetMass(0.3),
+    TargetMass(0.3, mode="exact", heads=[1], queries="generated"),
+]
+READS = {"_local_scalar_dense", "item", "is_nonzero", "nonzero", "masked_select", "_unique2"}
+
+
+class NoReads(TorchDispatchMode):
+    """Raises where a value is read from a device, which no CUDA graph can do."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function.__name__.split(".")[0]
+        assert name not in READS, f"{name} reads from the device"
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("family", ["Llama", "Mistral", "Gemma2"])
+def test_a_decoding_step_reads_nothing_from_the_device(method, family):
+    model = tiny_model(family, "eager" if family == "Gemma2" else "sdpa")
+    token = INPUTS["input_ids"][:, -1:]
+    for cache in (DynamicCache(config=model.config), StaticCache(model.config, max_cache_len=32)):
+        with torch.no_grad(), method.applied_to(model, ANCHORS):
+            model(**INPUTS, past_key_values=cache, logits_to_keep=1)
+            model(token, past_key_values=cache)
+            with NoReads():
+                model(token, past_key_values=cache)
+    with pytest.raises(AssertionError, match="reads from the device"), NoReads():
+        bool(token.any())
+
+
+@pytest.mark.parametrize("method", METHODS[:1] + METHODS[2:4])
+def test_memory_stays_constant_over_a_thousand_tokens(method):
+    """What this package holds, between the 200th and the 1,000th token; tensors aside."""
+    shape = FAMILIES["Llama"] | {"num_hidden_layers": 1, "max_position_embeddings": 2048}
+    model, cache = tiny_model("Llama", shape=shape), DynamicCache()
+    token, held = INPUTS["input_ids"][:, -1:], []
+    ours = tracemalloc.Filter(True, "*/radar_*")
+    with torch.no_grad(), method.applied_to(model, ANCHORS):
+        model(**INPUTS, past_key_values=cache, logits_to_keep=1)
+        tracemalloc.start()
+        for steps in (200, 800):
+            for _ in range(steps):
+                model(token, past_key_values=cache)
+            gc.collect()
+            traces = tracemalloc.take_snapshot().filter_traces([ours]).statistics("filename")
+            held.append(sum(trace.size for trace in traces))
+        tracemalloc.stop()
+    assert cache.get_seq_length() == 1020
+    assert held[1] - held[0] < 800 * 8, held  # a list of the tokens would hold more

@@ -11,8 +11,10 @@ import torch.distributed
 from transformers import AutoModelForCausalLM
 
 from radar_core import SPA, AttentionBias, TargetMass, attention_mass
-from tests.models.tiny import prompts, tiny_model
+from tests.models.tiny import FAMILIES, prompts, tiny_model
 
+# Also a vocabulary that splits in two.
+SPLIT = FAMILIES["Llama"] | {"vocab_size": 98}
 METHODS = [
     SPA(1.4),
     AttentionBias(2.0),
@@ -25,7 +27,7 @@ METHODS = [
 
 def main(folder: str) -> None:
     """Compare a split model with the whole one, which is saved in `folder`."""
-    whole = tiny_model("Llama")
+    whole = tiny_model("Llama", shape=SPLIT)
     inputs = prompts([20, 13], [[5, 6, 11], [2, 3]])
     anchors = inputs.pop("anchors")
     with warnings.catch_warnings():

@@ -7,12 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.models.tensor_parallel import SPLIT
 from tests.models.tiny import tiny_model
 
 
 def test_heads_split_over_two_processes(tmp_path):
     """Biases, chosen heads and measured masses are those of the whole model, on every rank."""
-    tiny_model("Llama").save_pretrained(tmp_path)
+    tiny_model("Llama", shape=SPLIT).save_pretrained(tmp_path)
     root = str(Path(__file__).parents[2])
     path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]

@@ -439,8 +439,8 @@ class AttentionHook:
         if not self.entered:
             raise RuntimeError(
                 "a steered model was run past the hooks that it is entered by: by its `forward`, a "
-                "part of it alone, or a wrapper around it; call the model itself, and steer the "
-                "wrapper where there is one"
+                "part of it alone, or a wrapper around it; call model(...) or model.generate(...), "
+                "and steer the wrapper where there is one"
             )
         layer: int = module.layer_idx  # type: ignore[assignment]
         if torch.compiler.is_compiling():

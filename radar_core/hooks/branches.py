@@ -161,11 +161,6 @@ class TwoBranches(Branches):
             refuse_loss(kwargs)
         batch, length = given_tokens(kwargs).shape[:2]
         cache_name, cache = given_cache(kwargs)
-        if isinstance(cache, SteeredCache) and cache.prompts is not None:
-            raise ValueError(
-                "the cache was made by CFG or CAD and holds their second prompt; SPA needs a cache "
-                "that it made itself, or none"
-            )
         past = cache.get_seq_length() if cache is not None else 0
         rows = None if cache is None else cached_rows(cache)
         if can_branch_later(cache):

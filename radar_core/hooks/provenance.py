@@ -101,6 +101,11 @@ class Provenance:
                 "such as DynamicCache, StaticCache or QuantizedCache"
             )
         steered = become_steered(cache)
+        if steered.prompts is not None and not isinstance(self.method, SecondPrompt):
+            raise ValueError(
+                "the cache was made by CFG or CAD and holds their second prompt; "
+                f"{type(self.method).__name__} needs a cache that it made itself, or none"
+            )
         held = steered.steering
         if held is not self and not (held is None and self.start is None):
             length = int(cache.get_seq_length())

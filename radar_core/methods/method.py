@@ -187,11 +187,12 @@ def chosen_heads(
             raise ValueError(
                 f"layers is {layers}, but heads names the layers {list(heads)}: none is in both"
             )
+        resolved = {key: resolve("heads", names, num_heads) for key, names in by_layer.items()}
+        mine = resolved.get(layer, set())
     else:
-        by_layer = dict.fromkeys(steered, range(num_heads) if heads is None else heads)
-    resolved = {key: resolve("heads", names, num_heads) for key, names in by_layer.items()}
+        mine = set(range(num_heads)) if heads is None else resolve("heads", heads, num_heads)
     if layer not in steered:
         return None
     chosen = torch.zeros(num_heads, dtype=torch.bool)
-    chosen[sorted(resolved[layer])] = True
+    chosen[sorted(mine)] = True
     return chosen

@@ -28,7 +28,14 @@ from benchmarks.checks import Oracle, Trace, Verdict, judge, judge_anchoring, tr
 from benchmarks.contenders import Case, Contender, Target, contenders, generate
 from benchmarks.discussion import build_prompts, place_anchors, random_prompt
 from benchmarks.models import SHAPES, Loaded, load
-from benchmarks.report import console, plot_ratios, plot_steps, print_rows, progress
+from benchmarks.report import (
+    console,
+    plot_ratios,
+    plot_steps,
+    print_machine,
+    print_rows,
+    progress,
+)
 from benchmarks.rows import Label, Row, timed, untimed, write_json
 from benchmarks.timing import Measurement, TokenClock, interleave, summarise
 
@@ -385,7 +392,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     described = machine.describe()
     with progress(steps_of(settings, providers)) as (announce, advance):
         rows, works = run(settings, providers, described["read_gb_s"], announce, advance)
-    out.print(", ".join(f"{name} {value}" for name, value in described.items()), highlight=False)
+    print_machine(out, described)
     print_rows(out, rows, "unsteered")
     _print_caches(out, works)
     _print_bars(out, bars(rows, works))

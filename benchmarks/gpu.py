@@ -26,7 +26,7 @@ from torch.nn.functional import normalize, scaled_dot_product_attention
 
 import radar_kernels
 from benchmarks import machine
-from benchmarks.report import console
+from benchmarks.report import console, print_machine
 from benchmarks.rows import Label, Row, ratio, timed, untimed, write_json
 from benchmarks.timing import summarise
 
@@ -698,7 +698,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "gpu": torch.cuda.get_device_name(0),
         "read_gb_s": round(bandwidth, 1),
     }
-    out.print(", ".join(f"{name} {value}" for name, value in described.items()), highlight=False)
+    print_machine(out, described)
     print_table(out, rows, bandwidth, baselines)
     if parsed.json:
         write_json(parsed.json, described, rows)

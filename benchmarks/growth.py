@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks.report import plotting, save
 from benchmarks.tasks import Growth, run
 
 
@@ -33,12 +34,7 @@ def draw_growth(
     Raises:
         ImportError: matplotlib is not installed.
     """
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise ImportError('--plots needs matplotlib: pip install "radar-kernels[bench]"') from error
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    pyplot = plotting("--plots")
 
     lines: dict[str, list[tuple[int, float]]] = {}
     dtype = ""
@@ -59,10 +55,7 @@ def draw_growth(
     axis.set_ylabel("ms")
     axis.set_title(f"{growth.title}, {dtype}")
     axis.legend(fontsize="small")
-    figure.tight_layout()
-    folder.mkdir(parents=True, exist_ok=True)
     name = re.sub(r"[^a-z0-9]+", "-", f"{growth.title} {dtype}".lower()).strip("-")
     path = folder / f"{name}.png"
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+    save(pyplot, figure, path)
     return path

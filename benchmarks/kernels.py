@@ -18,7 +18,7 @@ import torch
 
 from benchmarks import attention, decoder, linear, machine, relevance, sampling
 from benchmarks.growth import draw_growth
-from benchmarks.report import console, print_rows, progress
+from benchmarks.report import console, print_machine, print_rows, progress
 from benchmarks.rows import Row, write_json
 from benchmarks.tasks import FLOOR, Bar, Met, hold, run
 
@@ -121,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     read_gb_s = described["read_gb_s"]
     with torch.inference_mode(), progress(len(builds)) as (announce, advance):
         rows = run(builds, rounds, read_gb_s, announce, advance)
-    out.print(", ".join(f"{name} {value}" for name, value in described.items()), highlight=False)
+    print_machine(out, described)
     print_rows(out, rows, baseline(rows))
     out.print(
         "\nratio: to the first contender of each work that is not Radar's. floor: the bytes that "

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import machine
-from benchmarks.report import console, print_rows, progress
+from benchmarks.report import console, plotting, print_machine, print_rows, progress, save
 from benchmarks.rows import Label, Row, timed, untimed, write_json
 from benchmarks.timing import Measurement, TokenClock, interleave, summarise
 
@@ -159,12 +159,7 @@ def draw(folder: Path, rows: Sequence[Row]) -> Path:
     Raises:
         ImportError: matplotlib is not installed.
     """
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise ImportError('--plots needs matplotlib: pip install "radar-kernels[bench]"') from error
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    pyplot = plotting("--plots")
 
     figure, axis = pyplot.subplots(figsize=(6, 4))
     for name in dict.fromkeys(row.provider for row in rows if not row.failed):
@@ -178,11 +173,8 @@ def draw(folder: Path, rows: Sequence[Row]) -> Path:
     axis.set_ylabel("ms a step")
     axis.set_title("A step of a long answer, fp32")
     axis.legend(fontsize="small")
-    figure.tight_layout()
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / "long-generation.png"
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+    save(pyplot, figure, path)
     return path
 
 
@@ -208,7 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with progress(parsed.rounds * len(methods())) as (announce, advance):
         announce(f"answers of {parsed.tokens} tokens")
         rows = run(parsed.tokens, parsed.rounds, advance)
-    out.print(", ".join(f"{name} {value}" for name, value in described.items()), highlight=False)
+    print_machine(out, described)
     print_rows(out, rows, "unsteered")
     if parsed.json:
         write_json(parsed.json, described, rows)

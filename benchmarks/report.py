@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -88,6 +88,45 @@ def print_rows(out: Any, rows: Sequence[Row], baseline: str | Callable[[str], st
         out.print(f"  {key[0]} {key[1]}: {texts[0]}{more}", markup=False, highlight=False)
 
 
+def print_machine(out: Any, described: Mapping[str, Any]) -> None:
+    """Print what `machine.describe` found in one line.
+
+    Args:
+        out: a `rich.console.Console`.
+        described: what it found.
+    """
+    out.print(", ".join(f"{name} {value}" for name, value in described.items()), highlight=False)
+
+
+def plotting(option: str) -> Any:
+    """Return `matplotlib.pyplot`, drawing to files.
+
+    Args:
+        option: the command-line option that asked for a plot.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise ImportError(
+            f'{option} needs matplotlib: pip install "radar-kernels[bench]"'
+        ) from error
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot
+
+
+def save(pyplot: Any, figure: Any, path: Path) -> None:
+    """Write a figure to a file, whose folder is made when missing, and close it."""
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
 def plot_ratios(path: Path, rows: Sequence[Row], baseline: str | Callable[[str], str]) -> None:
     """Draw every provider's ratio to the baseline, one panel a dtype and phase.
 
@@ -99,12 +138,7 @@ def plot_ratios(path: Path, rows: Sequence[Row], baseline: str | Callable[[str],
     Raises:
         ImportError: matplotlib is not installed.
     """
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise ImportError('--plot needs matplotlib: pip install "radar-kernels[bench]"') from error
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    pyplot = plotting("--plot")
 
     panels = list(dict.fromkeys((row.dtype, row.phase) for row in rows))
     works = list(dict.fromkeys(row.work for row in rows))
@@ -127,10 +161,7 @@ def plot_ratios(path: Path, rows: Sequence[Row], baseline: str | Callable[[str],
     axes[0][0].set_yticks(range(len(works)), works)
     axes[0][0].invert_yaxis()
     axes[0][-1].legend(fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
-    figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+    save(pyplot, figure, path)
 
 
 def plot_steps(path: Path, rows: Sequence[Row], works: Sequence[Work], baseline: str) -> None:
@@ -147,14 +178,7 @@ def plot_steps(path: Path, rows: Sequence[Row], works: Sequence[Work], baseline:
     Raises:
         ImportError: matplotlib is not installed.
     """
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise ImportError(
-            '--growth needs matplotlib: pip install "radar-kernels[bench]"'
-        ) from error
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    pyplot = plotting("--growth")
 
     named = {(work.tokens, work.batch): work for work in reversed(works)}
     firsts = {work.name: work for work in named.values()}
@@ -180,10 +204,7 @@ def plot_steps(path: Path, rows: Sequence[Row], works: Sequence[Work], baseline:
     axes[0][0].set_ylabel("tokens per second")
     axes[1][0].set_ylabel(f"time of a step / {baseline}")
     axes[0][-1].legend(fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
-    figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+    save(pyplot, figure, path)
 
 
 def _baseline_of(work: str, baseline: str | Callable[[str], str]) -> str:

@@ -47,8 +47,35 @@ class Contrast:
     irrelevant: str
 
 
+class MatrixEdit(KeyEdit):
+    """Multiply each head's anchored keys by a matrix of what one `Projections` learned."""
+
+    projections: Projections
+    variance: float
+    least_distance: float
+    layers: Layers
+
+    def _check(self) -> None:
+        check_projections("projections", self.projections)
+        check_range("variance", self.variance, 1e-6, 1.0)
+        check_range("least_distance", self.least_distance, 0.0, float("inf"))
+        chosen_layers(self.projections, self.layers)
+
+    @property
+    def learned(self) -> tuple[Projections, ...]:
+        return (self.projections,)
+
+    @property
+    def steered_layers(self) -> tuple[int, ...]:
+        return chosen_layers(self.projections, self.layers)
+
+    def edit(self, layer: int, key: Tensor, anchors: Tensor, query: Tensor | None) -> Tensor:
+        (matrix,) = self.placed(layer, key.device)
+        return edit_keys(key, anchors, matrix, 1.0)
+
+
 @dataclass(frozen=True)
-class SEKA(KeyEdit):
+class SEKA(MatrixEdit):
     """Amplify, in the keys of anchored tokens, what keys of relevant tokens have in common.
 
     The keys are edited once, when the prompt is read; decoding costs nothing.
@@ -79,24 +106,13 @@ class SEKA(KeyEdit):
     layers: Layers = None
 
     def __post_init__(self) -> None:
-        check_projections("projections", self.projections)
+        self._check()
         check_gain("positive_gain", self.positive_gain)
         check_gain("negative_gain", self.negative_gain)
-        check_range("variance", self.variance, 1e-6, 1.0)
-        check_range("least_distance", self.least_distance, 0.0, float("inf"))
-        chosen_layers(self.projections, self.layers)
 
     @property
     def is_identity(self) -> bool:
         return self.positive_gain == 0 and self.negative_gain == 0
-
-    @property
-    def learned(self) -> tuple[Projections, ...]:
-        return (self.projections,)
-
-    @property
-    def steered_layers(self) -> tuple[int, ...]:
-        return chosen_layers(self.projections, self.layers)
 
     def tensors(self, layer: int) -> tuple[Tensor]:
         """Return what a layer adds to an anchored key: float32 [key_heads, D, D], `k @ matrix`."""
@@ -107,13 +123,9 @@ class SEKA(KeyEdit):
         far = found.mean_distance[index] >= self.least_distance
         return (moved / 2 * far[:, None, None],)
 
-    def edit(self, layer: int, key: Tensor, anchors: Tensor, query: Tensor | None) -> Tensor:
-        (matrix,) = self.placed(layer, key.device)
-        return edit_keys(key, anchors, matrix, 1.0)
-
 
 @dataclass(frozen=True)
-class PRISM(KeyEdit):
+class PRISM(MatrixEdit):
     """Amplify, in the keys of anchored tokens, what relevance changes in a key.
 
     Args:
@@ -138,23 +150,12 @@ class PRISM(KeyEdit):
     layers: Layers = None
 
     def __post_init__(self) -> None:
-        check_projections("projections", self.projections)
+        self._check()
         check_gain("gain", self.gain)
-        check_range("variance", self.variance, 1e-6, 1.0)
-        check_range("least_distance", self.least_distance, 0.0, float("inf"))
-        chosen_layers(self.projections, self.layers)
 
     @property
     def is_identity(self) -> bool:
         return self.gain == 0
-
-    @property
-    def learned(self) -> tuple[Projections, ...]:
-        return (self.projections,)
-
-    @property
-    def steered_layers(self) -> tuple[int, ...]:
-        return chosen_layers(self.projections, self.layers)
 
     def tensors(self, layer: int) -> tuple[Tensor]:
         """Return what a layer adds to an anchored key: float32 [key_heads, D, D], `k @ matrix`."""
@@ -163,10 +164,6 @@ class PRISM(KeyEdit):
         far = found.frobenius_distance[index] - self.least_distance
         weight = self.gain * torch.nn.functional.softplus(far)
         return (weight[:, None, None] * found.difference.leading(index, self.variance),)
-
-    def edit(self, layer: int, key: Tensor, anchors: Tensor, query: Tensor | None) -> Tensor:
-        (matrix,) = self.placed(layer, key.device)
-        return edit_keys(key, anchors, matrix, 1.0)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,72 @@
+"""What a discussion asks of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from radar_core.anchors import Anchor
+from radar_core.methods import Method
+
+__all__ = ["Answer", "Model", "Request"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """A prompt to answer.
+
+    Args:
+        messages: dicts with "role" and "content".
+        max_new_tokens: length limit of the answer, in tokens.
+        anchors: spans of the messages' contents to steer towards.
+        method: the steering method; None for the model's own choice.
+        temperature: 0 answers greedily.
+        seed: of a sampled answer.
+        speaker: name of the agent that speaks, for models that tell agents apart.
+    """
+
+    messages: Sequence[Mapping[str, str]]
+    max_new_tokens: int = 256
+    anchors: Sequence[Anchor] = ()
+    method: Method | None = None
+    temperature: float = 0.0
+    seed: int = 0
+    speaker: str | None = None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a model answered.
+
+    Args:
+        text: the answer.
+        prompt_tokens: length of the prompt in the model's tokens; 0 if the model does not say.
+        completion_tokens: length of the answer in the model's tokens; 0 if the model does not say.
+        seconds: how long it took.
+        anchor_tokens: how many tokens of the prompt were anchored.
+    """
+
+    text: str
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    seconds: float = 0.0
+    anchor_tokens: int = 0
+
+
+class Model(Protocol):
+    """Answers prompts; many may be under way at once."""
+
+    async def __call__(self, request: Request) -> Answer:
+        """Answer one prompt.
+
+        Args:
+            request: the prompt.
+
+        Returns:
+            The answer.
+
+        Raises:
+            ValueError: the request has anchors and the model cannot steer.
+        """
+        ...

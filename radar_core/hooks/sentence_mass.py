@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 import logging
+import sys
 import threading
 from collections.abc import Collection, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -119,7 +121,6 @@ class PromptReader:
         return mass, nothing
 
     def cache_for(self, input_ids: Sequence[int], most: int | None = None) -> Any:
-        """Return a cache of a prompt's first tokens, as far| None = None) -> Any:
         """Return a cache of the first tokens of a prompt, as far as the latest prompt shares them.
 
         Args:
@@ -202,7 +203,9 @@ class PromptReader:
         parameters = inspect.signature(model.forward).parameters
         few = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
         ids = torch.tensor([new], device=model.device)
-        with torch.compiler.set_stance("force_eager"):  # meters are not for graphs
+        # Meters are not for graphs, where some have been compiled.
+        compiled = "torch._dynamo" in sys.modules
+        with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
             model(input_ids=ids, use_cache=True, **{cache_name(model): self._cache}, **few)
         self._ids += new
 
@@ -252,15 +255,11 @@ class Meter:
         segments = self.sentence_of.new_full((1, key.shape[2]), -1).to(key.device)
         held = min(key.shape[2], self.sentence_of.shape[0])
         segments[0, :held] = self.sentence_of[:held]
-        mass = segment_mass(
-            call.query[:, :, begin:end], key, segments, self.count, **arguments
-        )
+        mass = segment_mass(call.query[:, :, begin:end], key, segments, self.count, **arguments)
         self.mass[layer] = mass[0]
 
 
-def unchanged_tokens(
-    model: Any, method: Method, anchors: Tensor, arguments: dict[str, Any]
-) -> int:
+def unchanged_tokens(model: Any, method: Method, anchors: Tensor, arguments: dict[str, Any]) -> int:
     """Return how many of a prompt's first tokens a steered `generate` may take from a cache.
 
     Args:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from radar_core.anchors import Anchor, RenderedPrompt, Span, anchor_spans, render_chat
-from radar_core.methods.method import Heads, Layers, chosen_heads
 from radar_core.relevance.selector import Reading
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from radar_core.hooks.sentence_mass import Asked
+    from radar_core.methods.method import Heads, Layers
 
 __all__ = ["Attention"]
 
@@ -42,6 +42,7 @@ class Attention:
         heads: query heads to look at, in every layer or by layer; None for all.
         baseline_query: the query that asks for nothing.
         template: further arguments of the chat template; give `Steered.chat` the same.
+        language: ISO 639-1 code for cutting messages into sentences.
 
     Raises:
         ValueError: an argument is malformed, or `layers` or `heads` name what the model lacks.
@@ -53,10 +54,10 @@ class Attention:
         tokenizer: Any,
         *,
         layers: Layers = None,
-        heads: Heads = None,| None = None,
-        heads: Sequence[int] | Mapping[int, Sequence[int]] | None = None,
+        heads: Heads = None,
         baseline_query: str = "N/A",
         template: Mapping[str, Any] | None = None,
+        language: str = "en",
     ) -> None:
         if not isinstance(baseline_query, str) or not baseline_query.strip():
             raise ValueError(
@@ -71,6 +72,7 @@ class Attention:
         self.tokenizer = tokenizer
         self.baseline_query = baseline_query
         self.template = dict(template or {})
+        self.language = language
         self._reader = PromptReader(model)
         self._heads = _looked_at(self._reader.model, layers, heads)
 
@@ -132,7 +134,7 @@ class Attention:
 
     def cache_for(
         self, input_ids: Sequence[int], *, model: Any = None, most: int | None = None
-    ) -> Any:| None = None) -> Any:
+    ) -> Any:
         """Return a cache from which generation can go on, a copy that belongs to the caller.
 
         Args:
@@ -142,8 +144,8 @@ class Attention:
 
         Returns:
             A transformers `DynamicCache` with as many of the prompt's first tokens as the latest
-            prompt had in common with it, as the unsteered model reads them; None if none, or if another
-            model is to go on.
+            prompt had in common with it, as the unsteered model reads them; None if none, or if
+            another model is to go on.
         """
         if model is not None and model is not self.model:
             return None
@@ -209,6 +211,10 @@ def _with_query(reading: Reading, query: str) -> tuple[list[Mapping[str, str]], 
 
 def _looked_at(model: Any, layers: Layers, heads: Heads) -> dict[int, np.ndarray]:
     """Return which heads of which layers are looked at: {layer: bool [heads]}."""
+    from radar_core.methods.method import check_heads, check_indices, chosen_heads
+
+    check_heads(heads)
+    check_indices("layers", layers)
     config = model.config.get_text_config(decoder=True)
     count, num_heads = config.num_hidden_layers, config.num_attention_heads
     if layers is None and not isinstance(heads, Mapping):

@@ -1,4 +1,6 @@
-"""Selection by the model's own attention, and the reply that goes on from the prompt it has read."""
+"""Selection by the model's own attention, and the reply that goes on from what it has read."""
+
+import copy
 
 import numpy as np
 import pytest
@@ -6,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from radar_core import SPA, Anchor, AttentionBias, Steered
+from radar_core import SPA, AgentRadar, Anchor, AttentionBias, Steered, Topology
 from radar_core.anchors import RenderedPrompt
-from radar_core.relevance import ScoredSentence, sentence_spans
+from radar_core.relevance import Combined, Lexical, ScoredSentence, sentence_spans
 from radar_core.relevance.attention import Attention, token_sentences
 from radar_core.relevance.selector import Reading, Selector
 
@@ -21,9 +23,7 @@ QUERY = "How much money do we have?"
 
 def reading(text=FACTS, query=QUERY, system=None):
     spans = sentence_spans(text)
-    sentences = [
-        ScoredSentence(text[start:end], "ana", 0, 0, start, end) for start, end in spans
-    ]
+    sentences = [ScoredSentence(text[start:end], "ana", 0, 0, start, end) for start, end in spans]
     messages = [] if system is None else [{"role": "system", "content": system}]
     last = len(messages)
     messages.append({"role": "user", "content": f"{text}\n\n{query}"})
@@ -151,3 +151,88 @@ def test_borders_of_a_real_tokenizer(smollm2):
         mine = [rendered.token_spans[token] for token in np.flatnonzero(owners == number)]
         assert min(begin for begin, _ in mine) >= start - 1  # the blank before it
         assert max(stop for _, stop in mine) <= end
+
+
+# -- replies ---------------------------------------------------------------------------------------
+
+
+def talk(selector):
+    radar = AgentRadar(Topology([("ana", "ben"), ("eva", "ben")]), selector=selector, top_k=1)
+    radar.observe(sender="ana", text="The project is on time. The budget is 40,000 euros.")
+    radar.observe(sender="eva", text="The venue holds 300 people. Lunch has been booked.")
+    return radar
+
+
+def lengths_of(model, call):
+    """Return how many tokens every forward pass of a call is given, and what the call returns."""
+    lengths = []
+
+    def note(module, args, kwargs):
+        lengths.append(kwargs["input_ids"].shape[1])
+
+    handle = model.register_forward_pre_hook(note, with_kwargs=True)
+    try:
+        return lengths, call()
+    finally:
+        handle.remove()
+
+
+@pytest.mark.parametrize("combined", [False, True])
+@pytest.mark.parametrize(
+    ("method", "kept"),
+    [(AttentionBias(2.0, queries="generated"), 1), (SPA(1.4, branch="direct"), 1)],
+    ids=["bias", "direct"],
+)
+def test_a_reply_goes_on_from_the_prompt_that_was_read(smollm2, method, kept, combined):
+    attention = Attention(smollm2.model, smollm2.tokenizer)
+    radar = talk(Combined([(attention, 1.0), (Lexical(), 1.0)]) if combined else attention)
+    prompt = radar.prompt(receiver="ben", query="What is the budget?")
+    assert [item.text for item in prompt.chosen] == ["The budget is 40,000 euros."]
+    steered = Steered(smollm2.model, smollm2.tokenizer, method)
+    options = dict(max_new_tokens=14, do_sample=False)
+    lengths, reply = lengths_of(smollm2.model, lambda: steered.chat(prompt, **options))
+    assert lengths[0] == kept
+    anew, fresh = lengths_of(
+        smollm2.model, lambda: steered.chat(prompt.messages, prompt.anchors, **options)
+    )
+    assert anew[0] == fresh.usage.prompt_tokens
+    assert reply == fresh and "40,000" in reply.text
+    assert steered.report(2).layers  # which reads the prompt itself
+
+
+def test_what_a_method_changes_is_read_under_it(smollm2):
+    attention = Attention(smollm2.model, smollm2.tokenizer)
+    prompt = talk(attention).prompt(receiver="ben", query="What is the budget?")
+    steered = Steered(smollm2.model, smollm2.tokenizer, AttentionBias(2.0))
+    options = dict(max_new_tokens=4, do_sample=False)
+    lengths, reply = lengths_of(smollm2.model, lambda: steered.chat(prompt, **options))
+    first = min(token for anchor in reply.anchors for token in anchor.tokens)
+    assert lengths[0] == reply.usage.prompt_tokens - first > 1
+    assert reply == steered.chat(prompt.messages, prompt.anchors, **options)
+
+
+def test_another_model_reads_for_itself(smollm2):
+    other = copy.deepcopy(smollm2.model)
+    attention = Attention(other, smollm2.tokenizer)
+    prompt = talk(attention).prompt(receiver="ben", query="What is the budget?")
+    steered = Steered(smollm2.model, smollm2.tokenizer, AttentionBias(2.0, queries="generated"))
+    lengths, reply = lengths_of(
+        smollm2.model, lambda: steered.chat(prompt, max_new_tokens=2, do_sample=False)
+    )
+    assert lengths[0] == reply.usage.prompt_tokens
+
+
+def test_of_the_next_turn_only_what_is_new_is_read(smollm2):
+    attention = Attention(smollm2.model, smollm2.tokenizer)
+    radar = talk(attention)
+    query = "What is the budget?"
+    lengths, _ = lengths_of(smollm2.model, lambda: radar.select(receiver="ben", query=query))
+    radar.observe(sender="ana", text="Correction: the budget is 50,000 euros.")
+    more, chosen = lengths_of(smollm2.model, lambda: radar.select(receiver="ben", query=query))
+    assert sum(more) < sum(lengths) / 2
+    fresh = talk(Attention(smollm2.model, smollm2.tokenizer))
+    fresh.observe(sender="ana", text="Correction: the budget is 50,000 euros.")
+    expected = fresh.select(receiver="ben", query=query)
+    assert [item.similarity for item in chosen.candidates] == pytest.approx(
+        [item.similarity for item in expected.candidates], abs=1e-3
+    )

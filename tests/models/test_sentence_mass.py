@@ -207,7 +207,7 @@ def test_a_failed_pass_leaves_nothing_behind():
 
     handle = model.model.layers[1].register_forward_pre_hook(fail)
     with pytest.raises(KeyboardInterrupt):
-        read(reader, asked(tokens(9, 9), QUERY, TAIL), asked(tokens(9, 9), BLANK, TAIL))
+        read(reader, asked(tokens(40, 9), QUERY, TAIL), asked(tokens(40, 9), BLANK, TAIL))
     handle.remove()
     assert reader.cache_for(real.input_ids) is None
     assert torch.equal(read(reader, real, blank)[0], mass)

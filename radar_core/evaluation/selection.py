@@ -402,7 +402,7 @@ def _thresholds(dataset: str, rows: Sequence[Row]) -> Table:
 
 def _decays(dataset: str, rows: Sequence[Row]) -> Table:
     kept = [row for row in rows if row["kind"] in (SPATIAL, TEMPORAL)]
-    groups, names = _grouped(kept, "arm", "kind", "value"), ("auc", "recall@5")
+    groups = _grouped(kept, "arm", "kind", "value")
     return Table(
         f"{dataset}: each decay varied alone",
         ["selector", "decay", "factor", "AUC", "recall@5"],

@@ -103,6 +103,16 @@ def test_of_a_growing_conversation_only_what_is_new_is_read(case):
     torch.testing.assert_close(mass, expected(model, real, sentence_of(real), 4), atol=1e-5, rtol=0)
 
 
+def test_queries_that_change_the_token_before_them():
+    """As where a tokenizer merges a blank with the query's first word, but not with another's."""
+    model = tiny_model("Llama")
+    real, blank = asked(PREFIX, QUERY, TAIL), asked([*PREFIX[:-2], 94, 93], BLANK, TAIL)
+    mass, nothing = read(PromptReader(model), real, blank)
+    for found, prompt in ((mass, real), (nothing, blank)):
+        oracle = expected(model, prompt, sentence_of(prompt), 4)
+        torch.testing.assert_close(found, oracle, atol=1e-5, rtol=0)
+
+
 def test_a_prompt_of_several_passes(monkeypatch):
     monkeypatch.setattr("radar_core.hooks.sentence_mass.CHUNK", 7)
     model = case_model(("Mistral", None))
@@ -161,6 +171,8 @@ def test_the_model_is_left_as_it_was():
         assert torch.equal(model(ids).logits, before)
         given = reader.cache_for([*PREFIX, 1])
         assert type(given) is DynamicCache and given.get_seq_length() == 40
+        whole = reader.cache_for([*PREFIX, *QUERY, *TAIL])
+        assert whole.get_seq_length() == 48  # the last token is left to run
         model(torch.tensor([[1, 2]]), past_key_values=given)  # no steering has marked it
 
 
@@ -206,8 +218,9 @@ def test_a_failed_pass_leaves_nothing_behind():
         raise KeyboardInterrupt
 
     handle = model.model.layers[1].register_forward_pre_hook(fail)
+    other = [*PREFIX[:17], *tokens(23, 9)]
     with pytest.raises(KeyboardInterrupt):
-        read(reader, asked(tokens(40, 9), QUERY, TAIL), asked(tokens(40, 9), BLANK, TAIL))
+        read(reader, asked(other, QUERY, TAIL), asked(other, BLANK, TAIL))
     handle.remove()
     assert reader.cache_for(real.input_ids) is None
     assert torch.equal(read(reader, real, blank)[0], mass)

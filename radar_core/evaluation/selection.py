@@ -26,6 +26,7 @@ from radar_core.evaluation.statistics import (
     area_under_curve,
     mean_interval,
     paired,
+    precision_at,
     recall_at,
 )
 from radar_core.relevance.score import Decay, ScoredSentence
@@ -292,11 +293,10 @@ def _unused(name: str, taken: Sequence[str]) -> str:
 
 
 def _ranking(scores: np.ndarray, gold: np.ndarray) -> dict[str, float]:
-    best = np.argsort(-scores, kind="stable")
     found: dict[str, float] = {"auc": area_under_curve(scores, gold)}
     for k in TOP:
         found[f"recall@{k}"] = recall_at(scores, gold, k)
-        found[f"precision@{k}"] = float(gold[best[:k]].mean())
+        found[f"precision@{k}"] = precision_at(scores, gold, k)
     return found
 
 

@@ -45,7 +45,7 @@ class Scripted:
         return np.array(found, dtype=np.float32)
 
 
-RIGHT = Scripted({"Ann Lee founded Acme.": 0.9, "Ann Lee was born in Oslo.": 0.7})
+RIGHT = Scripted({"Ann Lee founded Acme.": 0.93, "Ann Lee was born in Oslo.": 0.72})
 HALF = Scripted({"Ann Lee founded Acme.": 0.9, "It snows there.": 0.8})
 WRONG = Scripted({"Ann Lee founded Acme.": 0.0, "Ann Lee was born in Oslo.": 0.0})
 
@@ -92,8 +92,8 @@ def test_decays_follow_the_schedule():
     topology, rounds = schedule.place(report(item), "hotpotqa/q0")
     hops = topology.hops_to(SOLVER)
     rows, _ = measured({"right": RIGHT}, schedule=schedule, spatial_decay=0.5, temporal_decay=0.8)
-    first = 0.9 * 0.5 ** (hops["Acme"] - 1) * 0.8 ** (4 - rounds[0] - 1)
-    second = 0.7 * 0.5 ** (hops["Ann Lee"] - 1) * 0.8 ** (4 - rounds[1] - 1)
+    first = 0.93 * 0.5 ** (hops["Acme"] - 1) * 0.8 ** (4 - rounds[0] - 1)
+    second = 0.72 * 0.5 ** (hops["Ann Lee"] - 1) * 0.8 ** (4 - rounds[1] - 1)
     for row in of(rows, kind="threshold"):
         assert row["recall"] == ((first >= row["value"]) + (second >= row["value"])) / 2
     undecayed = of(rows, kind="spatial_decay", value=1.0)[0]

@@ -155,7 +155,9 @@ class Log(AbstractContextManager["Log"]):
             try:
                 self._take(record)
             except (KeyError, TypeError):
-                raise ValueError(f"{self.path}:{number}: not a line of a discussion's log") from None
+                raise ValueError(
+                    f"{self.path}:{number}: not a line of a discussion's log"
+                ) from None
 
     def _check_header(self, header: Mapping[str, Any]) -> None:
         if header.get("radar_discussion") != FORMAT:

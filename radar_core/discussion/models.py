@@ -159,8 +159,8 @@ def refuse_anchors(request: Request, what: str) -> None:
     """Raise ValueError if a request has anchors and so needs a model that can steer."""
     if request.anchors:
         raise ValueError(
-            f"the prompt of {request.speaker or 'this request'} has {len(request.anchors)} anchors, "
-            f"but {what} cannot steer; use SteeredModel(model, tokenizer), or a policy without "
+            f"the prompt of {request.speaker or 'this request'} has {len(request.anchors)} anchors "
+            f"and {what} cannot steer; use SteeredModel(model, tokenizer), or a policy without "
             "anchors such as FullContext()"
         )
 

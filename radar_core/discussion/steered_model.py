@@ -167,9 +167,7 @@ class SteeredModel:
             inputs = self.steered.prepare(
                 [request.messages], [request.anchors], template=self.template
             )
-            check_fits(
-                self.steered.model, inputs["input_ids"].shape[1], request.max_new_tokens
-            )
+            check_fits(self.steered.model, inputs["input_ids"].shape[1], request.max_new_tokens)
             return inputs
         except Exception as error:
             return error
@@ -266,4 +264,3 @@ def _check(request: Request) -> None:
         raise ValueError(f"temperature must be at least 0 and finite, got {temperature!r}")
     if isinstance(request.seed, bool) or not isinstance(request.seed, int):
         raise ValueError(f"seed must be a whole number, got {request.seed!r}")
-

@@ -139,4 +139,3 @@ def _last_boxed(text: str) -> str | None:
         if depth == 0:
             return text[start + len(_BOXED) : place]
     return None
-

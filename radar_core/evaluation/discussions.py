@@ -41,7 +41,6 @@ from radar_core.evaluation.discussion_tasks import (
 )
 from radar_core.evaluation.discussions_summary import PLAIN, STEERED
 from radar_core.evaluation.experiment import Row, Summary
-from radar_core.evaluation.items import Choice, Problem
 from radar_core.methods import AttentionBias
 from radar_core.policies.agent_radar import AgentRadarPolicy
 from radar_core.policies.compaction import Compaction
@@ -253,9 +252,7 @@ class Discussions:
         bias = AttentionBias(2.0, layers=upper, queries="generated")
         built: dict[str, Callable[[], Policy]] = {
             PLAIN: FullContext,
-            RADAR: lambda: AgentRadarPolicy(
-                self.encoder, method=bias, top_k=5, anchor_query=False
-            ),
+            RADAR: lambda: AgentRadarPolicy(self.encoder, method=bias, top_k=5, anchor_query=False),
             PAPER: lambda: AgentRadarPolicy.paper(self.encoder),
             "rcr": lambda: RCRRouter(self.encoder, tokenizer=self.tokenizer),
             "compaction": lambda: Compaction(
@@ -350,9 +347,7 @@ def build(arguments: Arguments) -> Discussions:
     }
     train = numbers.pop("train")
     if options["fixed_length"] not in ("yes", "no"):
-        raise ValueError(
-            f"--set: fixed_length is {options['fixed_length']!r}; expected yes or no"
-        )
+        raise ValueError(f"--set: fixed_length is {options['fixed_length']!r}; expected yes or no")
     tasks: list[Item] = []
     training: list[Item] = []
     for path in arguments.data:

@@ -127,8 +127,8 @@ def _costs(rows: Sequence[Row], seed: int) -> Table:
         f"overhead: time of all tasks over that of {PLAIN!r}, the plain system; low, high: "
         "bootstrap 95 % interval of its mean over tasks; per token: the same per generated token, "
         "as arms end their messages sooner or later. policy's share: time spent on choosing what "
-        "to show and to anchor, model calls left out. bars, for Agent-Radar: an overhead of at most "
-        f"{LARGEST_OVERHEAD:.2f} (the paper's is {PAPERS_OVERHEAD}), a share of at most "
+        "to show and to anchor, model calls left out. bars, for Agent-Radar: an overhead of at "
+        f"most {LARGEST_OVERHEAD:.2f} (the paper's is {PAPERS_OVERHEAD}), a share of at most "
         f"{LARGEST_SHARE:.0%}.",
     )
 

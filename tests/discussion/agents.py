@@ -18,6 +18,7 @@ class Recorder:
     """A model that writes down who asked what, and answers with the speaker and a number."""
 
     delay: dict[str, float] = field(default_factory=dict)
+    before: tuple[str, ...] = ()  # who had been answered before, in another process say
     requests: list = field(default_factory=list)
     under_way: int = 0
     most_at_once: int = 0
@@ -33,7 +34,8 @@ class Recorder:
         return Answer(text, prompt_tokens=10, completion_tokens=3, seconds=0.5)
 
     def answer(self, request):
-        return sum(other.speaker == request.speaker for other in self.requests)
+        asked = [*self.before, *(other.speaker for other in self.requests)]
+        return asked.count(request.speaker)
 
     def prompt(self, speaker, number=0):
         mine = [request for request in self.requests if request.speaker == speaker]
@@ -59,7 +61,9 @@ class Watching:
 class Summing:
     """A policy that asks the model twice before every message."""
 
+    _opening: str = "first of"
+
     async def context(self, turn, ask):
-        first = await ask([{"role": "user", "content": f"first of {turn.receiver}"}], 8)
+        first = await ask([{"role": "user", "content": f"{self._opening} {turn.receiver}"}], 8)
         second = await ask([{"role": "user", "content": f"second after {first}"}], 8)
         return Context([{"role": "user", "content": f"{second} {turn.query}"}])

@@ -7,9 +7,7 @@ import asyncio
 import pytest
 
 from radar_core.discussion import (
-    Answer,
     CallableModel,
-    Request,
     chain,
     debate,
     self_consistency,
@@ -107,5 +105,3 @@ def test_debaters_that_are_all_alike_are_told_apart_by_their_seeds():
     own = Drawing()
     asyncio.run(debate(own, parse, agents("x", "y")).run("What now?"))
     assert {request.temperature for request in own.requests} == {0.0}
-
-

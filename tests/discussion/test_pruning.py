@@ -9,6 +9,7 @@ import torch
 
 from radar_core.discussion import agent_dropout, agent_prune
 from radar_core.discussion.learned_edges import LearnedEdges
+from radar_core.discussion.settings import described
 from radar_core.topology import Topology
 
 NAMES = ["a", "b", "c", "d"]
@@ -28,17 +29,17 @@ async def by_spatial(schedule, item):
 
 
 def prune(seed=0, spatial=COMPLETE, temporal=NOTHING, utility=by_spatial, **options):
-    options = dict(iterations=40, batch_size=8, every=10, seed=seed) | options
+    options = dict(iterations=20, batch_size=8, every=5, seed=seed) | options
     return asyncio.run(agent_prune(spatial, temporal, utility, ["item"], **options))
 
 
 def test_useful_edges_stay_and_harmful_ones_go():
-    kept = [set(prune(seed).schedule.spatial.edges) for seed in range(10)]
+    kept = [set(prune(seed).schedule.spatial.edges) for seed in range(6)]
     useful = sum(len(USEFUL & edges) for edges in kept)
     harmful = sum(len(HARMFUL & edges) for edges in kept)
-    # Pruning leaves 4 of 12 edges. By chance 1/3 of the 20 useful ones would stay: 16 or more of
-    # them has a probability below 1e-4, and so has 2 or fewer of the 30 harmful ones.
-    assert useful >= 16 and harmful <= 2
+    # Pruning leaves 4 of 12 edges. By chance a third of the 12 useful and of the 18 harmful ones
+    # would stay: the probability of so many and so few is below 1e-4.
+    assert useful >= 11 and harmful <= 1
 
 
 def test_temporal_edges_are_learned_too():
@@ -47,10 +48,10 @@ def test_temporal_edges_are_learned_too():
 
     kept = [
         set(prune(seed, NOTHING, COMPLETE, by_temporal).schedule.temporal.edges)
-        for seed in range(10)
+        for seed in range(6)
     ]
-    assert sum(len(USEFUL & edges) for edges in kept) >= 16
-    assert sum(len(HARMFUL & edges) for edges in kept) <= 2
+    assert sum(len(USEFUL & edges) for edges in kept) >= 11
+    assert sum(len(HARMFUL & edges) for edges in kept) <= 1
 
 
 def test_a_baseline_tells_edges_apart_where_all_utilities_are_high():
@@ -60,16 +61,17 @@ def test_a_baseline_tells_edges_apart_where_all_utilities_are_high():
     def found(baseline):
         kept = [
             set(prune(seed, utility=high, baseline=baseline).schedule.spatial.edges)
-            for seed in range(8)
+            for seed in range(6)
         ]
         return sum(len(USEFUL & edges) - len(HARMFUL & edges) for edges in kept)
 
-    assert found(True) >= 12 and found(True) > found(False)
+    assert found(True) >= 11 > found(False)
 
 
 def test_the_same_seed_gives_the_same_result_and_another_one_another():
-    assert prune(3) == prune(3)
-    assert prune(3).utilities != prune(4).utilities
+    one, again, other = prune(3), prune(3), prune(4)
+    assert described(one) == described(again) and one.masks == again.masks
+    assert one.utilities != other.utilities
 
 
 def test_masks_never_grow_and_each_pruning_takes_a_quarter():
@@ -82,7 +84,7 @@ def test_masks_never_grow_and_each_pruning_takes_a_quarter():
             for one, other in zip(pruned.masks, pruned.masks[1:], strict=False)
         )
     assert set(pruned.schedule.spatial.edges) <= pruned.masks[-1][0]
-    assert len(pruned.utilities) == 40
+    assert len(pruned.utilities) == 20
 
 
 def test_every_graph_is_acyclic_within_a_round_and_nobody_sends_to_itself():
@@ -94,7 +96,7 @@ def test_every_graph_is_acyclic_within_a_round_and_nobody_sends_to_itself():
         return 1.0
 
     loops = Topology([*COMPLETE.edges, ("a", "a")], NAMES)
-    pruned = prune(spatial=loops, temporal=loops, utility=look, iterations=20)
+    pruned = prune(spatial=loops, temporal=loops, utility=look)
     pruned.schedule.spatial.order()
     assert len(seen) == 160
     edges = {edge for schedule in seen for edge in schedule.temporal.edges}
@@ -146,13 +148,13 @@ def test_log_probabilities_are_those_of_the_draw():
     seen = set()
     for _ in range(200):
         (drawn,), log_probability = edges.draw(generator)
-        assert float(log_probability.exp()) == pytest.approx(expected[drawn.edges])
+        assert float(log_probability.detach().exp()) == pytest.approx(expected[drawn.edges])
         seen.add(drawn.edges)
     assert seen == set(expected)
 
 
 def dropout(seed=0, spatial=COMPLETE, temporal=COMPLETE, utility=None, **options):
-    options = dict(agent_batches=6, edge_batches=8, every=4, seed=seed, nuclear=0.1) | options
+    options = dict(agent_batches=3, edge_batches=2, every=1, seed=seed) | options
     return asyncio.run(agent_dropout(spatial, temporal, utility, ["item"], **options))
 
 
@@ -172,7 +174,7 @@ def test_agents_that_help_stay():
     async def with_b(rounds, item):
         return float(all("b" not in silent for silent in rounds.silent))
 
-    silent = [dropout(seed, utility=with_b, baseline=True).rounds.silent for seed in range(10)]
+    silent = [dropout(seed, utility=with_b).rounds.silent for seed in range(10)]
     assert sum("b" in quiet for of_run in silent for quiet in of_run) <= 1
 
 
@@ -182,20 +184,18 @@ def test_useful_edges_outlast_harmful_ones_in_their_round():
         return worth(first) + (("b", "a") in second) - (("d", "b") in second)
 
     useful = harmful = 0
-    for seed in range(8):
-        result = dropout(
-            seed, utility=by_edges, agents_out=0, edge_batches=24, baseline=True, closeness=0.0
-        )
+    for seed in range(3):
+        result = dropout(seed, utility=by_edges, agents_out=0, edge_batches=24, every=4)
         first, second = (set(schedule.spatial.edges) for schedule in result.rounds.schedules)
         useful += len(USEFUL & first) + (("b", "a") in second)
         harmful += len(HARMFUL & first) + (("d", "b") in second)
-    # 2 of 12 edges are left in each round: by chance 4 of 24 useful ones, 5 of 32 harmful ones.
-    assert useful >= 14 and harmful <= 1
+    # 2 of 12 edges are left in each round: by chance 1.5 of 9 useful ones.
+    assert useful >= 7 and harmful == 0
 
 
 def test_dropout_is_the_same_for_the_same_seed_and_its_masks_never_grow():
     result = dropout(5, utility=without_c_then_a)
-    assert result == dropout(5, utility=without_c_then_a)
+    assert described(result) == described(dropout(5, utility=without_c_then_a))
     for (near, far), (near_later, far_later) in zip(result.masks, result.masks[1:], strict=False):
         assert all(one >= other for one, other in zip(near, near_later, strict=True))
         assert all(one >= other for one, other in zip(far, far_later, strict=True))

@@ -159,7 +159,9 @@ def test_many_tasks_at_once_with_progress():
     told = []
     outcomes = asyncio.run(
         discussion.run_many(
-            ["one", "two", "three"], at_once=2, progress=lambda done, total: told.append((done, total))
+            ["one", "two", "three"],
+            at_once=2,
+            progress=lambda done, total: told.append((done, total)),
         )
     )
     assert [outcome.task.text for outcome in outcomes] == ["one", "two", "three"]
@@ -170,8 +172,8 @@ def test_many_tasks_at_once_with_progress():
 class Flaky:
     """Fails so often, then answers."""
 
-    def __init__(self, failures, error=ConnectionError("no route")):
-        self.failures, self.error, self.calls = failures, error, 0
+    def __init__(self, failures, error=None):
+        self.failures, self.error, self.calls = failures, error or ConnectionError("no route"), 0
 
     async def __call__(self, request):
         from radar_core.discussion import Answer
@@ -199,7 +201,9 @@ def test_failed_calls_are_tried_again_with_longer_and_longer_breaks(monkeypatch)
 
 def test_a_discussion_stops_when_a_call_keeps_failing():
     model = Flaky(10**6)
-    with pytest.raises(DiscussionError, match=r"asked 2 times for a in round 0 of task 'x'.*no rou"):
+    with pytest.raises(
+        DiscussionError, match=r"asked 2 times for a in round 0 of task 'x'.*no rou"
+    ):
         discuss(Task("What now?", id="x"), model=model, attempts=2, backoff=0.0)
     assert model.calls == 2 * 2  # a and c
 

@@ -22,7 +22,7 @@ BIAS = AttentionBias(3.0)
 def request(row, anchored=True, **changes):
     messages = [{"role": "user", "content": TEXTS[row]}]
     anchors = [Anchor(0, *SPANS[row])] if anchored else []
-    return Request(messages, **(dict(max_new_tokens=12, anchors=anchors) | changes))
+    return Request(**(dict(messages=messages, max_new_tokens=12, anchors=anchors) | changes))
 
 
 def ask(model, *requests, errors=False):
@@ -58,9 +58,7 @@ def test_a_request_gets_the_same_answer_alone_and_in_a_batch(model, method, temp
     alone = [ask(model, one)[0] for one in requests]
     assert [answer.text for answer in together] == [answer.text for answer in alone]
     assert len({answer.text for answer in together}) == 4
-    counts = [
-        (one.prompt_tokens, one.completion_tokens, one.anchor_tokens) for one in together
-    ]
+    counts = [(one.prompt_tokens, one.completion_tokens, one.anchor_tokens) for one in together]
     assert counts == [(a.prompt_tokens, a.completion_tokens, a.anchor_tokens) for a in alone]
 
 
@@ -112,14 +110,18 @@ def test_one_requests_error_is_its_own(model):
     wrong = [
         request(0, anchors=[Anchor(0, 0, 999)]),
         request(0, anchors=[Anchor(text="nowhere to be found")]),
-        request(0, messages=[{"role": "user", "content": "word " * 500}], anchors=[Anchor(0, 0, 4)]),
+        request(
+            0, messages=[{"role": "user", "content": "word " * 500}], anchors=[Anchor(0, 0, 4)]
+        ),
         request(0, seed="x"),
     ]
     requests = [request(0), *wrong, request(1)]
     answers = ask(model, *requests, errors=True)
     assert model.batches == [2]
     for error, message in zip(
-        answers[1:5], ["ends beyond", "nowhere to be found", "context holds 400", "seed must"], strict=True
+        answers[1:5],
+        ["ends beyond", "nowhere to be found", "context holds 400", "seed must"],
+        strict=True,
     ):
         assert isinstance(error, ValueError) and message in str(error)
     assert answers[0].text == ask(model, request(0))[0].text
@@ -157,9 +159,7 @@ def test_an_answer_ends_with_its_end_token(model, small):
     inputs = model.steered.prepare([request(0).messages], [request(0).anchors])
     out = model.steered.generate(**inputs, max_new_tokens=12, do_sample=False)
     end = int(out[0, inputs["input_ids"].shape[1] + 4])
-    ended = SteeredModel(
-        small.model, small.tokenizer, BIAS, options={"eos_token_id": end}
-    )
+    ended = SteeredModel(small.model, small.tokenizer, BIAS, options={"eos_token_id": end})
     together = ask(ended, request(0), request(1))
     assert together[0].completion_tokens == 5 and len(ids) > 5
     assert full.text.startswith(together[0].text)

@@ -35,7 +35,9 @@ class Encoder:
     """Embeds a text by its letters."""
 
     def encode(self, texts):
-        return np.array([[text.lower().count(letter) + 0.1 for letter in "abcdefgh"] for text in texts])
+        return np.array(
+            [[text.lower().count(letter) + 0.1 for letter in "abcdefgh"] for text in texts]
+        )
 
 
 @pytest.fixture(scope="module")
@@ -240,7 +242,9 @@ def test_files_of_every_kind_are_taken_and_some_items_set_aside(small, tmp_path)
     ]
     files = [write(tmp_path / "p.jsonl", *problems), write(tmp_path / "c.jsonl", *choices)]
     built = build(arguments(small, files, train="2", agents="6", arms="full,debate"))
-    assert [item.problem if isinstance(item, Problem) else item.question for item in built.tasks] == [
+    assert [
+        item.problem if isinstance(item, Problem) else item.question for item in built.tasks
+    ] == [
         "What is 2?",
         "Which is 2?",
     ]

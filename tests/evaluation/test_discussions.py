@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from radar_core.discussion import Discussion
 from radar_core.evaluation import discussions
 from radar_core.evaluation.discussion_tasks import parse_answer, score, task_for, work
 from radar_core.evaluation.discussions import ARMS, Discussions, build
@@ -51,9 +52,11 @@ def small():
     return SimpleNamespace(model=model, tokenizer=tokenizer)
 
 
-def experiment(small, tasks=(QUESTION,), **options):
-    options = dict(max_new_tokens=8, samples=3, fixed_length=True) | options
-    return Discussions(small.model, small.tokenizer, Encoder(), tasks, **options)
+def experiment(small, tasks=(QUESTION,), warm_up=False, **options):
+    options = dict(max_new_tokens=4, samples=3, fixed_length=True) | options
+    built = Discussions(small.model, small.tokenizer, Encoder(), tasks, **options)
+    built._warm.update(ARMS * (not warm_up))
+    return built
 
 
 def test_paragraphs_are_dealt_out_so_that_each_is_known_to_one_agent():
@@ -109,7 +112,7 @@ def test_every_arm_runs_and_is_accounted_for(small):
     assert calls["single"] == 1 and calls["self-consistency"] == 3
     assert calls["chain"] == 4 and calls["debate"] == 8 and 9 < calls["compaction"] <= 18
     for row in rows:
-        assert row["completion_tokens"] == 8 * row["calls"]  # the length is fixed
+        assert row["completion_tokens"] == 4 * row["calls"]  # the length is fixed
         assert row["seconds"] > row["policy_seconds"] >= 0
     steered = {arm for arm, row in by_arm.items() if row["anchor_tokens"]}
     assert steered == {"agent-radar", "agent-radar-paper"}
@@ -120,13 +123,28 @@ def test_every_arm_runs_and_is_accounted_for(small):
 
 
 def test_the_order_of_arms_changes_from_item_to_item_and_not_from_run_to_run(small):
-    problems = [Problem(f"p{n}", f"What is {n}?", f"{n}") for n in range(6)]
+    problems = [Problem(f"p{n}", f"What is {n}?", f"{n}") for n in range(5)]
     arms = ("full", "single", "chain")
-    built = experiment(small, problems, arms=arms, max_new_tokens=2)
+    built = experiment(small, problems, arms=arms, max_new_tokens=1, rounds=1)
     orders = [[row["arm"] for row in built.measure(item)] for _, item in built.items()]
-    again = experiment(small, problems, arms=arms, max_new_tokens=2)
+    again = experiment(small, problems, arms=arms, max_new_tokens=1, rounds=1)
     assert [row["arm"] for row in again.measure(problems[0])] == orders[0]
     assert len({tuple(order) for order in orders}) > 1
+
+
+def test_an_arm_is_warmed_up_once_before_it_is_measured(small, monkeypatch):
+    asked = []
+    run = Discussion.run
+
+    async def noted(self, task, **options):
+        asked.append(task.text)
+        return await run(self, task, **options)
+
+    monkeypatch.setattr(Discussion, "run", noted)
+    built = experiment(small, [PROBLEM], warm_up=True, arms=("full", "single"), rounds=1)
+    built.measure(PROBLEM)
+    built.measure(PROBLEM)
+    assert asked == ["Name a color."] * 2 + [PROBLEM.problem] * 4
 
 
 def test_pruning_learns_on_items_that_are_not_measured(small, monkeypatch):
@@ -139,14 +157,10 @@ def test_pruning_learns_on_items_that_are_not_measured(small, monkeypatch):
 
     monkeypatch.setattr(discussions, "agent_prune", prune)
     other = Problem("p2", "What is 2?", "2")
-    built = experiment(
-        small, [QUESTION], arms=("full", "agent-prune"), training=[other], max_new_tokens=2
-    )
+    built = experiment(small, [QUESTION], arms=("full", "agent-prune"), training=[other], rounds=1)
     with pytest.raises(ValueError, match="no item to learn on for agent-prune on hotpotqa"):
         built.measure(QUESTION)
-    built = experiment(
-        small, [PROBLEM], arms=("full", "agent-prune"), training=[other], max_new_tokens=2
-    )
+    built = experiment(small, [PROBLEM], arms=("full", "agent-prune"), training=[other], rounds=1)
     assert len(built.measure(PROBLEM)) == len(built.measure(PROBLEM)) == 2
     assert learned_on == [other]
 

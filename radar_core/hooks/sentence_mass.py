@@ -1,4 +1,4 @@
-"""How much attention a query's tokens pay to each sentence before them, and the cache of that."""
+"""How much attention a query draws to each sentence before it, and the cache of that reading."""
 
 from __future__ import annotations
 
@@ -29,16 +29,18 @@ logger = logging.getLogger("radar_core")
 
 # Tokens of one pass over a prompt: bounds what masks and activations take.
 CHUNK = 2048
+# Tokens that are measured at a time: bounds what their weights take.
+MEASURED = 16
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A prompt and which of its tokens ask.
+    """A prompt and where its query lies.
 
     Args:
         input_ids: the prompt's tokens.
-        first: the first token that asks.
-        last: one past the last one.
+        first: the query's first token.
+        last: one past its last one; what follows opens the answer.
     """
 
     input_ids: Sequence[int] = field(repr=False)
@@ -64,7 +66,7 @@ class PromptReader:
         self._state: object = None
 
     @torch.no_grad()
-    def sentence_mass(
+    def sentence_peaks(
         self,
         asked: Asked,
         blank: Asked,
@@ -72,7 +74,7 @@ class PromptReader:
         count: int,
         layers: Collection[int],
     ) -> tuple[Tensor, Tensor]:
-        """Measure the attention that each sentence gets from the tokens that ask.
+        """Measure the most attention that a token behind the conversation pays to each sentence.
 
         Args:
             asked: the prompt.
@@ -82,8 +84,9 @@ class PromptReader:
             layers: which layers to measure, in their order.
 
         Returns:
-            Two float32 [layers, heads, count] on the CPU, of `asked` and of `blank`: the share of
-            attention of each sentence, mean over the tokens that ask.
+            Two float32 [layers, 2, heads, count] on the CPU, of `asked` and of `blank`: the largest
+            share of attention that a sentence gets from one of the query's tokens, and from one of
+            the tokens behind it (0 where there are none).
 
         Raises:
             ValueError: the model cannot be hooked or cut back, the prompt is longer than its
@@ -112,13 +115,13 @@ class PromptReader:
                 self._cut(kept)
                 self._read(asked.input_ids[kept:shared])
                 # The content-free query first, so that the prompt's own is what the cache holds.
-                nothing = self._measure(hook, blank, sentence_of, count, layers, to_end=False)
+                nothing = self._measure(hook, blank, sentence_of, count, layers)
                 self._cut(shared)
-                mass = self._measure(hook, asked, sentence_of, count, layers, to_end=True)
+                peaks = self._measure(hook, asked, sentence_of, count, layers)
             except BaseException:
                 self._drop()
                 raise
-        return mass, nothing
+        return peaks, nothing
 
     def cache_for(self, input_ids: Sequence[int], most: int | None = None) -> Any:
         """Return a cache of the first tokens of a prompt, as far as the latest prompt shares them.
@@ -183,20 +186,19 @@ class PromptReader:
         sentence_of: Tensor,
         count: int,
         layers: Collection[int],
-        to_end: bool,
     ) -> Tensor:
-        """Read a prompt from the cache's end on; [layers, heads, count] of its tokens that ask."""
-        end = len(asked.input_ids) if to_end else asked.last
+        """Read a prompt from the cache's end on; return its [layers, 2, heads, count]."""
+        end = len(asked.input_ids)
         meter = Meter(sentence_of, count, frozenset(layers), end - asked.first, end - asked.last)
         hook.observe = meter
         try:
-            self._run(list(asked.input_ids[len(self._ids) : end]))
+            self._run(list(asked.input_ids[len(self._ids) :]))
         finally:
             hook.observe = None
-        mass = torch.stack([meter.mass[layer] for layer in layers])
-        if hook.shards is not None and mass.shape[1] != hook.num_heads:
-            mass = hook.shards.gathered(mass.transpose(1, 2)).transpose(1, 2)
-        return mass.cpu()
+        peaks = torch.stack([meter.peaks[layer] for layer in layers])
+        if hook.shards is not None and peaks.shape[2] != hook.num_heads:
+            peaks = hook.shards.gathered(peaks.transpose(2, 3)).transpose(2, 3)
+        return peaks.cpu()
 
     def _run(self, new: list[int]) -> None:
         model = self.model
@@ -211,14 +213,14 @@ class PromptReader:
 
 
 class Meter:
-    """Measures, whenever a layer attends, what share the sentences get.
+    """Measures, whenever a layer attends, how much of a token's attention a sentence gets at most.
 
     Args:
         sentence_of: int64 [prompt], the sentence of each token, -1 for none.
         count: number of sentences.
         layers: which layers to measure.
-        first: how many tokens before the end of the pass the tokens that ask begin.
-        last: how many tokens before the end of the pass they end.
+        first: how many tokens before the end of the pass the query begins.
+        last: how many tokens before the end of the pass it ends.
     """
 
     def __init__(
@@ -229,34 +231,57 @@ class Meter:
         self.layers = layers
         self.first = first
         self.last = last
-        self.mass: dict[int, Tensor] = {}
+        self.peaks: dict[int, Tensor] = {}
 
     def __call__(self, layer: int, call: Call) -> None:
-        """Note a layer's share for each sentence: [heads, count]."""
-        from radar_kernels import segment_mass
-
+        """Note a layer's peaks: [2, heads, count]."""
         if layer not in self.layers:
             return
-        queries, keys = call.query.shape[2], call.key.shape[2]
+        queries = call.query.shape[2]
         if queries < self.first:
             raise ValueError(
                 f"layer {layer} is only given the last {queries} of a pass's tokens, which leaves "
                 "out some of the query's; choose other layers"
             )
-        arguments = call.kernel_arguments()
         begin, end = queries - self.first, queries - self.last
+        self.peaks[layer] = torch.stack(
+            [self._peak(call, begin, end), self._peak(call, end, queries)]
+        )
+
+    def _peak(self, call: Call, begin: int, end: int) -> Tensor:
+        """Return the largest share of each sentence over some of the tokens: [heads, count]."""
+        peak = call.query.new_zeros(call.query.shape[1], self.count, dtype=torch.float32)
+        for start in range(begin, end, MEASURED):
+            mass = self._mass(call, start, min(start + MEASURED, end))
+            peak = torch.maximum(peak, mass.amax(0))
+        return peak
+
+    def _mass(self, call: Call, begin: int, end: int) -> Tensor:
+        """Return every sentence's share for each of some tokens: [tokens, heads, count].
+
+        Each token becomes a row of a batch, since the operator takes the mean over a row's tokens.
+        """
+        from radar_kernels import segment_mass
+
+        queries, keys, rows = call.query.shape[2], call.key.shape[2], end - begin
+        arguments = call.kernel_arguments()
+        if arguments.pop("causal"):
+            seen = keys - queries + 1 + torch.arange(begin, end, device=call.query.device)
+            arguments["key_lengths"] = seen
         mask = arguments["mask"]
-        if mask is not None:
-            mask = mask[..., : keys - self.last]
-            arguments["mask"] = mask if mask.shape[2] == 1 else mask[:, :, begin:end]
-        # Causality aligns the last query with the last key, so the keys behind it are left out.
-        arguments["causal"] = arguments["causal"] and end - begin > 1
-        key = call.key[:, :, : keys - self.last]
-        segments = self.sentence_of.new_full((1, key.shape[2]), -1).to(key.device)
-        held = min(key.shape[2], self.sentence_of.shape[0])
+        if mask is not None and mask.shape[2] > 1:
+            mask = mask[:, :, begin:end].transpose(0, 2)
+        arguments["mask"] = None if mask is None else mask.expand(rows, -1, -1, -1)
+        segments = self.sentence_of.new_full((1, keys), -1).to(call.key.device)
+        held = min(keys, self.sentence_of.shape[0])
         segments[0, :held] = self.sentence_of[:held]
-        mass = segment_mass(call.query[:, :, begin:end], key, segments, self.count, **arguments)
-        self.mass[layer] = mass[0]
+        return segment_mass(
+            call.query[:, :, begin:end].transpose(0, 2),
+            call.key.expand(rows, -1, -1, -1),
+            segments,
+            self.count,
+            **arguments,
+        )
 
 
 def unchanged_tokens(model: Any, method: Method, anchors: Tensor, arguments: dict[str, Any]) -> int:

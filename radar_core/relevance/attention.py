@@ -21,13 +21,14 @@ __all__ = ["Attention"]
 
 
 class Attention:
-    """Compares sentences with a query by the attention that a model pays them.
+    """Compares sentences with a query by the attention that they draw in a model.
 
-    For each sentence s, `gain(s) = mean over layers and heads of (mass(query, s) - mass(baseline,
-    s))`, where mass is the share of attention that the query's tokens pay to the sentence's tokens,
-    mean over the query's tokens. The baseline is the same prompt with a query that asks for
-    nothing, which takes away what any query looks at: long sentences, the beginning, the end. The
-    similarity is `gain(s) / max |gain|`: 1 or -1 for the sentence that the query moves most.
+    A sentence's peak is the largest share of attention that one of the query's tokens pays to it,
+    plus the largest that one of the tokens behind the query does, where the chat template opens the
+    answer. `gain(s) = mean over layers and heads of (peak(s, query) - peak(s, baseline))`, with the
+    same prompt and a query that asks for nothing as the baseline, which takes away what any query
+    looks at: long sentences, the beginning, the end. The similarity is `gain(s) / max |gain|`: 1 or
+    -1 for the sentence that the query moves most.
 
     Source: In-context re-ranking (Chen et al., arXiv 2410.02642), sentences for documents.
 
@@ -103,19 +104,19 @@ class Attention:
         """
         if not reading.sentences:
             return np.zeros(0, dtype=np.float32)
-        gain = self._gain(*self.masses(reading))
+        gain = self._gain(*self.peaks(reading))
         return gain / max(float(np.abs(gain).max()), np.finfo(np.float32).tiny)
 
-    def masses(self, reading: Reading) -> tuple[Tensor, Tensor]:
+    def peaks(self, reading: Reading) -> tuple[Tensor, Tensor]:
         """Measure what `similarities` are made of.
 
         Args:
             reading: the prompt with at least one sentence, and its query.
 
         Returns:
-            Two float32 [layers, heads, sentences], of the query and of the baseline: the share of
-            attention that each sentence gets, mean over the query's tokens, in all layers that are
-            looked at, in their order.
+            Two float32 [layers, 2, heads, sentences], of the query and of the baseline: the largest
+            share of attention that a sentence gets from one of the query's tokens, and from one of
+            the tokens behind it, in all layers that are looked at, in their order.
 
         Raises:
             ValueError: as `similarities` does.
@@ -128,7 +129,7 @@ class Attention:
         messages, place = _with_query(reading, self.baseline_query)
         blank = _asked(render_chat(self.tokenizer, messages, **self.template), place)
         owners = token_sentences(rendered, anchor_spans(rendered, reading.places))
-        return self._reader.sentence_mass(
+        return self._reader.sentence_peaks(
             asked, blank, torch.from_numpy(owners), len(reading.places), sorted(self._heads)
         )
 
@@ -155,9 +156,10 @@ class Attention:
         """Free the memory of the latest prompt, whose keys and values are kept for the next."""
         self._reader.forget()
 
-    def _gain(self, mass: Tensor, baseline: Tensor) -> np.ndarray:
+    def _gain(self, peaks: Tensor, baseline: Tensor) -> np.ndarray:
         chosen = [self._heads[layer] for layer in sorted(self._heads)]
-        gains = [gain[heads] for gain, heads in zip(mass - baseline, chosen, strict=True)]
+        by_layer = (peaks - baseline).sum(dim=1).numpy()
+        gains = [gain[heads] for gain, heads in zip(by_layer, chosen, strict=True)]
         gain: np.ndarray = np.concatenate(gains).mean(axis=0)
         return gain
 

@@ -61,14 +61,14 @@ def test_the_baseline_moves_nothing(smollm2):
     """A query that is the baseline itself gains nothing anywhere."""
     attention = Attention(smollm2.model, smollm2.tokenizer, baseline_query=QUERY)
     assert np.abs(attention.similarities(reading())).max() <= 1
-    mass, baseline = attention.masses(reading())
-    torch.testing.assert_close(mass, baseline, atol=1e-5, rtol=0)
+    peaks, baseline = attention.peaks(reading())
+    torch.testing.assert_close(peaks, baseline, atol=1e-5, rtol=0)
 
 
 def test_chosen_layers_and_heads(smollm2):
     every = Attention(smollm2.model, smollm2.tokenizer, layers=range(30))
-    mass, baseline = (part.numpy() for part in every.masses(reading()))
-    gain = mass - baseline
+    peaks, baseline = (part.numpy() for part in every.peaks(reading()))
+    gain = (peaks - baseline).sum(1)
     chosen = {4: [0, 2], -1: [8]}
     some = Attention(smollm2.model, smollm2.tokenizer, heads=chosen)
     expected = (gain[4, 0] + gain[4, 2] + gain[29, 8]) / 3

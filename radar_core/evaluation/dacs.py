@@ -240,7 +240,9 @@ def _chosen(name: str, wanted: str, known: Mapping[str, Any]) -> list[Any]:
 
 def _upper_third(model: Any, bias: float) -> AttentionBias:
     layers = model.config.get_text_config().num_hidden_layers
-    return AttentionBias(bias, layers=tuple(range(layers - layers // 3, layers)), queries="generated")
+    return AttentionBias(
+        bias, layers=tuple(range(layers - layers // 3, layers)), queries="generated"
+    )
 
 
 def _record(graded: Graded) -> dict[str, Any]:
@@ -296,9 +298,7 @@ def _overall(rows: Sequence[Row], arms: Sequence[str], seed: int) -> Table:
     )
 
 
-def _by_size(
-    rows: Sequence[Row], arms: Sequence[str], sizes: Sequence[int], seed: int
-) -> Table:
+def _by_size(rows: Sequence[Row], arms: Sequence[str], sizes: Sequence[int], seed: int) -> Table:
     cells = []
     for size in sizes:
         for arm in arms:

@@ -142,9 +142,9 @@ _MUSEUM = Scenario(
             "Set up the lamps for the room of watercolours before the opening.",
             _step(
                 "Measured two lamp types over the long wall.",
-                "The halogen lamps gave 180 lux on the paper and bleached the test strip in a week. "
-                "The sodium lamps turned the blues grey. The fibre-optic lamps stayed at 45 lux and "
-                "left the strip unchanged. All three fit the rail.",
+                "The halogen lamps gave 180 lux on the paper and bleached the test strip in a "
+                "week. The sodium lamps turned the blues grey. The fibre-optic lamps stayed at "
+                "45 lux and left the strip unchanged. All three fit the rail.",
                 "Which lamps should I mount on the rail?",
                 "fibre-optic",
                 "fiber-optic",
@@ -303,8 +303,8 @@ _GREENHOUSE = Scenario(
             ),
             _step(
                 "Temperature is set; compared three feeds.",
-                "The fish emulsion drew flies. The bone meal did nothing in a month. The leaf-mould "
-                "tea darkened the fronds within two weeks and smells of nothing.",
+                "The fish emulsion drew flies. The bone meal did nothing in a month. The "
+                "leaf-mould tea darkened the fronds within two weeks and smells of nothing.",
                 "Which feed should I use in this bay?",
                 "leaf-mould",
                 "leaf mould",
@@ -382,7 +382,7 @@ _REFIT = Scenario(
             ),
             _step(
                 "Valve seat is done; the pump leaks.",
-                "The rubber seal hardened after one summer. The graphite seal needs a shaft "
+                "The nitrile seal hardened after one summer. The graphite seal needs a shaft "
                 "without scratches, and ours has two. The lip seal of viton runs past the "
                 "scratches.",
                 "Which seal should the pump get?",

@@ -76,6 +76,11 @@ class Importance:
             raise ValueError(f"gamma must lie in (0, 1], got {self.gamma!r}")
 
 
+def _check_whole(name: str, value: object, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} must be a whole number >= {least}, got {value!r}")
+
+
 @dataclass(frozen=True)
 class RoleProfile:
     """What a role is given.
@@ -404,8 +409,3 @@ def _parts(before: str, after: str) -> bool:
         or unicodedata.category(after).startswith("M")
         or "\U0001f3fb" <= after <= "\U0001f3ff"  # skin tones
     )
-
-
-def _check_whole(name: str, value: object, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name} must be a whole number >= {least}, got {value!r}")

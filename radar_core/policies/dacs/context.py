@@ -98,7 +98,10 @@ class ContextBuilder:
         self.history = history
 
     def build(
-        self, mode: Mode, agent_id: str, contexts: Sequence[FocusContext],
+        self,
+        mode: Mode,
+        agent_id: str,
+        contexts: Sequence[FocusContext],
         entries: Sequence[RegistryEntry],
     ) -> BuiltContext:
         """Show an agent's request in any of the modes.
@@ -167,7 +170,11 @@ class ContextBuilder:
             others = [replace(parts, **less) for parts in whole]
             stages.append((name, [*others[:place], whole[place], *others[place + 1 :]]))
         reductions: list[str] = []
+        before: list[_Parts] = []
         for name, blocks in stages:
+            if blocks == before:
+                continue  # there was nothing of the kind
+            before = blocks
             reductions += [name] * bool(name)
             flat = _FlatText(blocks, place, fair)
             if self._fits(flat.text):
@@ -248,7 +255,9 @@ class ContextBuilder:
         reductions: list[str] = []
         for name, most, cut in steps:
             whole = parts
-            kept = largest(most, lambda kept, cut=cut, whole=whole: self._fits(text(cut(whole, kept))))
+            kept = largest(
+                most, lambda kept, cut=cut, whole=whole: self._fits(text(cut(whole, kept)))
+            )
             reductions += [name] * bool(most)
             parts = cut(whole, kept or 0)
             if kept is not None:

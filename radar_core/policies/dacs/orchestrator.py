@@ -26,6 +26,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from itertools import count
 from types import TracebackType
 from typing import Any, Self
@@ -363,15 +364,14 @@ class Orchestrator:
     async def _converse(self, session: _Session) -> SteeringResponse:
         while True:
             if session.response is None:
-                answer = await self._within(session, lambda: self._turn(session), _CallFailed)
+                answer = await self._within(session, partial(self._turn, session), _CallFailed)
                 self._take_answer(session, answer)
             response, follow_up = session.response, session.follow_up
             assert response is not None
             if follow_up is None:
                 return response
-            question = await self._within(
-                session, lambda: _followed_up(follow_up, response), _FollowUpFailed
-            )
+            start = partial(_followed_up, follow_up, response)
+            question = await self._within(session, start, _FollowUpFailed)
             if question is None:
                 return response
             if session.turns >= self.max_turns:
@@ -386,7 +386,8 @@ class Orchestrator:
         """Build the context now and return the call that answers it."""
         agent_id = session.request.agent_id
         contexts = [
-            self._focus_context(entry, session) for entry in self.registry.entries
+            self._focus_context(entry, session)
+            for entry in self.registry.entries
             if self.mode != "focus" or entry.agent_id == agent_id
         ]
         built = self.builder.build(self.mode, agent_id, contexts, self.registry.entries)
@@ -427,9 +428,7 @@ class Orchestrator:
             answer = _result(call)
         except Exception as error:
             message.failures += 1
-            self.log.write(
-                "CALL_FAILED", **about, error=_named(error), attempt=message.failures
-            )
+            self.log.write("CALL_FAILED", **about, error=_named(error), attempt=message.failures)
             if message.failures >= self.attempts:
                 self._messages.remove(message)
                 failed = RuntimeError(f"the model failed to answer the user: {_named(error)}")

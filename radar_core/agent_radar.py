@@ -6,19 +6,23 @@ Source: Agent-Radar, arXiv 2605.30136, section 3.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from radar_core.anchors import Anchor
-from radar_core.relevance import Relevance
+from radar_core.relevance.dense import Dense, Relevance, cosines
 from radar_core.relevance.score import (
     Decay,
     ScoredSentence,
     SelfPolicy,
-    score_sentences,
-    select_sentences,
+    choose,
+    decayed_cosines,
 )
+from radar_core.relevance.segmentation import sentence_spans
+from radar_core.relevance.selector import Reading, Selector
 from radar_core.topology import Topology
 from radar_core.transcript import LAST_ROUND, Message, Transcript, check_unicode
 
@@ -26,6 +30,8 @@ __all__ = ["AgentRadar", "Chosen", "Prompt"]
 
 DEFAULT_THRESHOLD = 0.65
 _NEAREST = 5
+_OPENING = "The conversation so far:\n\n"
+_ROUNDING = 1e-5
 
 
 @dataclass(frozen=True)
@@ -114,13 +120,17 @@ class Prompt:
 class AgentRadar:
     """Chooses the sentences of a multi-agent conversation that a receiver should attend to.
 
-    A sentence is chosen if `cosine(sentence, query) * spatial_decay ** (hops - 1) *
+    A sentence is chosen if `similarity(sentence, query) * spatial_decay ** (hops - 1) *
     temporal_decay ** (round now - round then - 1)` reaches the threshold. Nothing is cut from the
     conversation.
 
     Args:
         topology: who talks to whom.
-        encoder: a `Relevance`, or what one is made of; None is all-MiniLM-L6-v2.
+        encoder: a `Relevance`, or what one is made of, for a `Dense` selector; None is
+            all-MiniLM-L6-v2.
+        selector: what compares sentences with the query, such as `Dense`, `Lexical` or `Combined`;
+            None is `Dense(encoder)`, whose similarities are cosines. Similarities of other
+            selectors have other scales, and other thresholds suit them.
         spatial_decay: factor per hop beyond the first, in (0, 1].
         temporal_decay: factor per round beyond the last one, in (0, 1].
         threshold: least score, -1 to 1; None is 0.65, the paper's, which often chooses nothing, or
@@ -132,7 +142,7 @@ class AgentRadar:
             exponents are negative; see `Decay`.
 
     Raises:
-        ValueError: if a value is out of range.
+        ValueError: if a value is out of range, or both an encoder and a selector are given.
     """
 
     def __init__(
@@ -140,6 +150,7 @@ class AgentRadar:
         topology: Topology,
         encoder: Any = None,
         *,
+        selector: Selector | None = None,
         spatial_decay: float = 0.92,
         temporal_decay: float = 0.92,
         threshold: float | None = None,
@@ -159,13 +170,13 @@ class AgentRadar:
         if top_k is not None and (isinstance(top_k, bool) or int(top_k) != top_k or top_k < 1):
             raise ValueError(f"top_k must be a whole number of at least 1, got {top_k!r}")
         self.topology = topology
-        self.relevance = encoder if isinstance(encoder, Relevance) else Relevance(encoder)
+        self.selector = _selector(encoder, selector)
         self.decay = Decay(spatial_decay, temporal_decay, self_policy)
         self.threshold = DEFAULT_THRESHOLD if threshold is None and top_k is None else threshold
         self.top_k = top_k
         self.anchor_query = anchor_query
         self._transcript = Transcript()
-        self._spans: dict[str, list[tuple[int, int]]] = {}
+        self._cut: dict[int, list[ScoredSentence]] = {}
 
     @classmethod
     def paper(cls, topology: Topology, encoder: Any = None) -> AgentRadar:
@@ -183,7 +194,7 @@ class AgentRadar:
         """
         return cls(
             topology,
-            encoder,
+            selector=Dense(encoder),
             spatial_decay=0.92,
             temporal_decay=0.92,
             threshold=0.65,
@@ -193,6 +204,11 @@ class AgentRadar:
 
     def __repr__(self) -> str:
         return f"AgentRadar({self.topology!r}, {len(self._transcript)} messages observed)"
+
+    @property
+    def relevance(self) -> Relevance | None:
+        """The embeddings of a dense selector; None with any other."""
+        return self.selector.relevance if isinstance(self.selector, Dense) else None
 
     @property
     def transcript(self) -> Transcript:
@@ -233,42 +249,19 @@ class AgentRadar:
             nothing fits, is no error: nothing is chosen then, and `explanation` says why.
 
         Raises:
-            ValueError: if the receiver is unknown or a value is unusable.
+            ValueError: if the receiver is unknown, a value is unusable, or the selector returns
+                anything else than one similarity a sentence, finite and at most 1 in size.
         """
-        hops, now = self._check(receiver, query, round)
-        sentences = [
-            ScoredSentence(
-                message.text[start:end], message.sender, message.round, index, start, end
-            )
-            for index, message in self._visible(hops, now)
-            for start, end in self._sentence_spans(message.text)
-        ]
-        candidates: list[ScoredSentence] = []
-        if sentences:
-            embeddings = self.relevance.embed([*(item.text for item in sentences), query])
-            candidates = select_sentences(
-                score_sentences(sentences, embeddings[:-1], embeddings[-1], hops, now, self.decay),
-                self.threshold,
-                self.top_k,
-            )
-        return Chosen(
-            receiver,
-            query,
-            now,
-            candidates,
-            self.threshold,
-            self.top_k,
-            self.anchor_query,
-            any(distance > 0 for distance in hops.values()),
-        )
+        return self._choose(receiver, query, round, None)[1]
 
     def prompt(
         self, *, receiver: str, query: str, round: int | None = None, system: str | None = None
     ) -> Prompt:
         """Write the receiver's prompt, with the chosen sentences (and the query) as anchors.
 
-        One user message holds every visible message in full, as blocks headed by sender and round,
-        and the query after them; before the first message it holds the query alone.
+        One user message holds every visible message in full, as blocks headed by sender and round
+        (a blank message is its head alone), and the query after them; before the first message it
+        holds the query alone.
 
         Args:
             receiver: name of the agent that will answer.
@@ -284,33 +277,16 @@ class AgentRadar:
         """
         if system is not None and not isinstance(system, str):
             raise ValueError(f"system must be a str or None, got {type(system).__name__}")
-        chosen = self.select(receiver=receiver, query=query, round=round)
-        content = ""
-        begins: dict[int, int] = {}
-        for index, message in self._visible(self.topology.hops_to(receiver), chosen.round):
-            you = " (you)" if message.sender == receiver else ""
-            content += f"[{message.sender}{you}, round {message.round}]\n"
-            begins[index] = len(content)
-            content += f"{message.text}\n\n"
-        if content:
-            content = (opening := "The conversation so far:\n\n") + content
-            begins = {index: begin + len(opening) for index, begin in begins.items()}
-        content += f"Your task, {receiver}:\n"
-        spans = [
-            (begins[item.message_index] + item.start, begins[item.message_index] + item.end)
-            for item in chosen.sentences
-        ]
+        layout, chosen = self._choose(receiver, query, round, system)
+        anchors = [layout.place(item) for item in chosen.sentences]
         expected = [item.text for item in chosen.sentences]
         if self.anchor_query:
-            spans.append((len(content), len(content) + len(query)))
+            anchors.append(layout.query_place)
             expected.append(query)
-        content += query
-        for (start, end), text in zip(spans, expected, strict=True):
-            assert content[start:end] == text, (start, end, text)
-        messages = [] if system is None else [{"role": "system", "content": system}]
-        messages.append({"role": "user", "content": content})
-        last = len(messages) - 1
-        return Prompt(messages, [Anchor(last, start, end) for start, end in spans], chosen)
+        content = layout.messages[-1]["content"]
+        for anchor, text in zip(anchors, expected, strict=True):
+            assert content[anchor.start : anchor.end] == text, (anchor, text)
+        return Prompt(layout.messages, anchors, chosen)
 
     def _check(self, receiver: str, query: str, round: int | None) -> tuple[dict[str, int], int]:
         hops = self.topology.hops_to(receiver)
@@ -325,17 +301,171 @@ class AgentRadar:
             raise ValueError(f"round must be at most {LAST_ROUND + 1}, a larger one was given")
         return hops, round
 
-    def _visible(self, hops: dict[str, int], now: int) -> list[tuple[int, Message]]:
-        return [
+    def _choose(
+        self, receiver: str, query: str, round: int | None, system: str | None
+    ) -> tuple[_Layout, Chosen]:
+        hops, now = self._check(receiver, query, round)
+        visible = [
             (index, message)
             for index, message in enumerate(self._transcript)
             if hops[message.sender] >= 0 and message.round <= now
         ]
+        layout = _lay_out(visible, receiver, query, system)
+        chosen = Chosen(
+            receiver,
+            query,
+            now,
+            self._candidates(visible, layout, query, hops, now),
+            self.threshold,
+            self.top_k,
+            self.anchor_query,
+            any(distance > 0 for distance in hops.values()),
+        )
+        return layout, chosen
 
-    def _sentence_spans(self, text: str) -> list[tuple[int, int]]:
-        if text not in self._spans:
-            self._spans[text] = self.relevance.sentence_spans(text)
-        return self._spans[text]
+    def _candidates(
+        self,
+        visible: list[tuple[int, Message]],
+        layout: _Layout,
+        query: str,
+        hops: dict[str, int],
+        now: int,
+    ) -> list[ScoredSentence]:
+        sentences: list[ScoredSentence] = []
+        spatial: list[float] = []
+        temporal: list[float] = []
+        for index, message in visible:
+            factors = self.decay.factors(hops[message.sender], message.round, now)
+            if factors is not None:
+                found = self._sentences(index, message)
+                sentences += found
+                spatial += [factors[0]] * len(found)
+                temporal += [factors[1]] * len(found)
+        if not sentences:
+            return []
+        reading = Reading(
+            sentences,
+            query,
+            layout.messages,
+            _Places(layout, sentences),
+            layout.query_place,
+            [sentence.sender for sentence in sentences],
+        )
+        if isinstance(self.selector, Dense):
+            embeddings, asked = self.selector.embed(reading)
+            similarities = cosines(embeddings, asked)
+            scores = decayed_cosines(sentences, embeddings, asked, hops, now, self.decay)
+        else:
+            similarities = _checked(self.selector.similarities(reading), self.selector, reading)
+            scores = similarities * np.array(spatial) * np.array(temporal)
+        selected, lacked = choose(scores, self.threshold, self.top_k)
+        rows = zip(
+            sentences,
+            similarities.tolist(),
+            spatial,
+            temporal,
+            scores.tolist(),
+            selected.tolist(),
+            lacked.tolist(),
+            strict=True,
+        )
+        return [
+            ScoredSentence(
+                item.text, item.sender, item.round, item.message_index, item.start, item.end, *row
+            )
+            for item, *row in rows
+        ]
+
+    def _sentences(self, index: int, message: Message) -> list[ScoredSentence]:
+        """Cut a message into sentences, once in the life of this object."""
+        if index not in self._cut:
+            text = message.text
+            self._cut[index] = [
+                ScoredSentence(text[start:end], message.sender, message.round, index, start, end)
+                for start, end in sentence_spans(text, getattr(self.selector, "language", "en"))
+            ]
+        return self._cut[index]
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """A receiver's prompt, before anything in it is chosen.
+
+    Args:
+        messages: the chat messages; the last one holds the conversation and the query.
+        begins: where each visible message's text begins in it, by the message's index.
+        query_place: where the query lies.
+    """
+
+    messages: list[dict[str, str]]
+    begins: dict[int, int]
+    query_place: Anchor
+
+    def place(self, sentence: ScoredSentence) -> Anchor:
+        """Return where a sentence lies."""
+        begin = self.begins[sentence.message_index]
+        return Anchor(len(self.messages) - 1, begin + sentence.start, begin + sentence.end)
+
+
+class _Places(Sequence[Anchor]):
+    """Where sentences lie in a prompt, each found when asked for: most selectors never ask."""
+
+    def __init__(self, layout: _Layout, sentences: list[ScoredSentence]) -> None:
+        self._layout = layout
+        self._sentences = sentences
+
+    def __len__(self) -> int:
+        return len(self._sentences)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self._layout.place(sentence) for sentence in self._sentences[index]]
+        return self._layout.place(self._sentences[index])
+
+
+def _lay_out(
+    visible: list[tuple[int, Message]], receiver: str, query: str, system: str | None
+) -> _Layout:
+    content = _OPENING if visible else ""
+    begins: dict[int, int] = {}
+    for index, message in visible:
+        you = " (you)" if message.sender == receiver else ""
+        content += f"[{message.sender}{you}, round {message.round}]\n"
+        begins[index] = len(content)
+        content += f"{message.text}\n\n" if message.text.strip() else "\n"
+    content += f"Your task, {receiver}:\n"
+    messages = [] if system is None else [{"role": "system", "content": system}]
+    place = Anchor(len(messages), len(content), len(content) + len(query))
+    messages.append({"role": "user", "content": content + query})
+    return _Layout(messages, begins, place)
+
+
+def _selector(encoder: Any, selector: Selector | None) -> Selector:
+    if selector is None:
+        return Dense(encoder)
+    if encoder is not None:
+        raise ValueError(
+            "give an encoder or a selector, not both; an encoder goes into the selector, as in "
+            "selector=Dense(encoder)"
+        )
+    if not isinstance(selector, Selector):
+        raise ValueError(
+            f"a selector has a method similarities(reading), got {type(selector).__name__}; an "
+            "encoder goes under its own name"
+        )
+    return selector
+
+
+def _checked(similarities: Any, selector: Selector, reading: Reading) -> np.ndarray:
+    found = np.asarray(similarities, dtype=np.float32)
+    count = len(reading.sentences)
+    if found.shape != (count,) or not (np.abs(found) <= 1 + _ROUNDING).all():
+        raise ValueError(
+            f"{selector!r} must return one similarity a sentence, {count} numbers from -1 to 1, "
+            f"got shape {found.shape}"
+            + (f" from {found.min()} to {found.max()}" if found.size else "")
+        )
+    return np.clip(found, -1, 1)
 
 
 def _best_first(sentences: list[ScoredSentence]) -> list[ScoredSentence]:

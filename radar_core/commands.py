@@ -421,7 +421,17 @@ def _selection(chosen: Chosen, graph: Topology) -> dict[str, Any]:
     hops = graph.hops_to(chosen.receiver)
 
     def listed(sentences: Iterable[ScoredSentence]) -> list[dict[str, Any]]:
-        return [{**dataclasses.asdict(item), "hops": hops[item.sender]} for item in sentences]
+        # The selector is dense here, so a similarity is a cosine.
+        return [
+            {
+                **{
+                    name.replace("similarity", "cosine"): value
+                    for name, value in dataclasses.asdict(item).items()
+                },
+                "hops": hops[item.sender],
+            }
+            for item in sentences
+        ]
 
     return {
         "receiver": chosen.receiver,

@@ -115,6 +115,48 @@ class Topology:
             self._hops_to[receiver] = {agent: found.get(agent, -1) for agent in self.agents}
         return dict(self._hops_to[receiver])
 
+    def acyclic(self) -> Topology:
+        """Leave out edges so that no cycle remains, by the rule of AgentPrune and AgentDropout.
+
+        The edges are taken sender by sender, receivers in the order of `agents`, and one that would
+        close a cycle with those taken before is left out. So is an edge from an agent to itself.
+
+        Returns:
+            A topology of the same agents.
+        """
+        edges: list[Edge] = []
+        reached = {agent: {agent} for agent in self.agents}
+        for a, b in itertools.product(self.agents, repeat=2):
+            if not self._graph.has_edge(a, b) or a in reached[b]:
+                continue
+            edges.append((a, b))
+            for behind in reached.values():
+                if a in behind:
+                    behind.update(reached[b])
+        return Topology(edges, self.agents)
+
+    def order(self) -> tuple[str, ...]:
+        """Sort the agents so that each comes after all that send to it.
+
+        Kahn's algorithm with a first-in, first-out queue, which starts with the agents nobody sends
+        to, in the order of `agents`.
+
+        Returns:
+            The names of all agents.
+
+        Raises:
+            ValueError: if there is a cycle; names it.
+        """
+        networkx = _networkx()
+        try:
+            return tuple(networkx.topological_sort(self._graph))
+        except networkx.NetworkXUnfeasible:
+            cycle = [a for a, _ in networkx.find_cycle(self._graph)]
+            raise ValueError(
+                f"the topology has a cycle, {' -> '.join([*cycle, cycle[0]])}, so its agents have "
+                "no order; acyclic() leaves out what closes cycles"
+            ) from None
+
     def check_agent(self, name: str, argument: str = "agent") -> None:
         """Raise unless the topology has an agent of this name.
 
@@ -182,7 +224,7 @@ class Topology:
         Raises:
             ValueError: if the number or a name is unusable.
         """
-        names = _agents(agents)
+        names = agent_names(agents)
         return cls(itertools.permutations(names, 2), names)
 
     @classmethod
@@ -203,7 +245,7 @@ class Topology:
         Raises:
             ValueError: if the number or a name is unusable.
         """
-        names = _agents(agents)
+        names = agent_names(agents)
         return cls(itertools.pairwise(names), names)
 
     @classmethod
@@ -221,7 +263,7 @@ class Topology:
         Raises:
             ValueError: if the number or a name is unusable.
         """
-        names = _agents(agents)
+        names = agent_names(agents)
         outwards = [(names[0], name) for name in names[1:]]
         return cls(outwards + [(b, a) for a, b in outwards] * both_ways, names)
 
@@ -232,7 +274,8 @@ class Topology:
         """Draw every ordered pair of different agents as an edge with the same probability.
 
         This is the "Random" mask of AgentPrune and AgentDropout (there with probability 0.5 and no
-        seed), before those systems drop edges that close a cycle within one round.
+        seed), before those systems drop edges that close a cycle within one round; `acyclic` drops
+        them, and `Schedule.random` gives what they run.
 
         Args:
             agents: number of agents, named "agent1" and so on, or their names.
@@ -245,12 +288,8 @@ class Topology:
         Raises:
             ValueError: if a value is unusable.
         """
-        if not isinstance(probability, int | float) or not 0 <= probability <= 1:
-            raise ValueError(f"probability must lie between 0 and 1, got {probability!r}")
-        names = _agents(agents)
-        draw = random_numbers.Random(seed)
-        pairs = itertools.permutations(names, 2)
-        return cls([pair for pair in pairs if draw.random() < probability], names)
+        names = agent_names(agents)
+        return cls(draw_edges(names, probability, random_numbers.Random(seed)), names)
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> Topology:
@@ -321,7 +360,8 @@ def _names(names: Iterable[str]) -> list[str]:
     return listed
 
 
-def _agents(agents: int | Iterable[str]) -> list[str]:
+def agent_names(agents: int | Iterable[str]) -> list[str]:
+    """Return the names of so many agents, "agent1" and so on, or the given ones, checked."""
     if isinstance(agents, int):
         _check_count(agents, "the number of agents")
         return [f"agent{number + 1}" for number in range(agents)]
@@ -329,6 +369,15 @@ def _agents(agents: int | Iterable[str]) -> list[str]:
     if not names:
         raise ValueError("a topology needs at least one agent")
     return names
+
+
+def draw_edges(
+    names: Sequence[str], probability: float, draw: random_numbers.Random
+) -> list[Edge]:
+    """Draw each ordered pair of different names with a probability, sender by sender."""
+    if not isinstance(probability, int | float) or not 0 <= probability <= 1:
+        raise ValueError(f"probability must lie between 0 and 1, got {probability!r}")
+    return [pair for pair in itertools.permutations(names, 2) if draw.random() < probability]
 
 
 def _pair(edge: Any) -> Edge:

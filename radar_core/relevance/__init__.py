@@ -1,7 +1,19 @@
 """Which sentences of a conversation matter for a query: one file a selector, decays shared."""
 
-from radar_core.relevance.dense import Relevance
+from radar_core.relevance.combined import Combined
+from radar_core.relevance.dense import Dense, Relevance
+from radar_core.relevance.lexical import Lexical
 from radar_core.relevance.score import ScoredSentence
 from radar_core.relevance.segmentation import sentence_spans
+from radar_core.relevance.selector import Reading, Selector
 
-__all__ = ["Relevance", "ScoredSentence", "sentence_spans"]
+__all__ = [
+    "Combined",
+    "Dense",
+    "Lexical",
+    "Reading",
+    "Relevance",
+    "ScoredSentence",
+    "Selector",
+    "sentence_spans",
+]

@@ -1,4 +1,4 @@
-"""Dense relevance: sentences and queries as embeddings of a sentence encoder."""
+"""Dense selection: sentences and queries as embeddings of a sentence encoder."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from radar_core.relevance.segmentation import sentence_spans
+from radar_core.relevance.selector import Reading
 
-__all__ = ["Relevance"]
+__all__ = ["Dense", "Relevance"]
 
 _EMBEDDED_NAMES = {"all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2"}
 
@@ -40,13 +41,14 @@ class Relevance:
         self.language = language
         embedded = isinstance(encoder, str) and encoder in _EMBEDDED_NAMES
         self._encoder = None if embedded else encoder
-        self._embeddings: dict[str, np.ndarray] = {}
+        self._rows: dict[str, int] = {}
+        self._vectors = np.empty((0, 0), np.float32)  # grows in steps; the first rows are used
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
         name = self._encoder if isinstance(self._encoder, str) else type(self._encoder).__name__
         name = "all-MiniLM-L6-v2" if self._encoder is None else name
-        return f"Relevance({name}, {len(self._embeddings)} texts embedded)"
+        return f"Relevance({name}, {len(self._rows)} texts embedded)"
 
     def sentence_spans(self, text: str) -> list[tuple[int, int]]:
         """Cut a text into sentences; see `sentence_spans` in `radar_core.relevance`."""
@@ -59,7 +61,8 @@ class Relevance:
             texts: at least one text.
 
         Returns:
-            float32 [number of texts, d], every row of length 1 (or all zero).
+            float32 [number of texts, d], every row of length 1; a vector of zeros stays one, and is
+            similar to nothing.
 
         Raises:
             ImportError: if the encoder has to be loaded and its package is not installed.
@@ -67,11 +70,19 @@ class Relevance:
                 vector a text, all of the same size.
         """
         with self._lock:
-            new = [text for text in dict.fromkeys(texts) if text not in self._embeddings]
-            if new:
-                vectors = self._encode(new)
-                self._embeddings.update(zip(new, vectors, strict=True))
-            return np.stack([self._embeddings[text] for text in texts])
+            if new := [text for text in dict.fromkeys(texts) if text not in self._rows]:
+                self._remember(new, self._encode(new))
+            return self._vectors[[self._rows[text] for text in texts]]
+
+    def _remember(self, texts: list[str], vectors: np.ndarray) -> None:
+        known, total = len(self._rows), len(self._rows) + len(texts)
+        if total > len(self._vectors):
+            larger = np.empty((max(total, 2 * known), vectors.shape[1]), np.float32)
+            if known:
+                larger[:known] = self._vectors[:known]
+            self._vectors = larger
+        self._vectors[known:total] = vectors
+        self._rows.update(zip(texts, range(known, total), strict=True))
 
     def _encode(self, texts: list[str]) -> np.ndarray:
         if self._encoder is None or isinstance(self._encoder, str):
@@ -85,8 +96,8 @@ class Relevance:
             vectors = np.asarray(vectors, dtype=np.float32)
         except (TypeError, ValueError) as error:
             raise ValueError(f"the encoder must return numbers [n, d]: {error}") from error
-        known = next(iter(self._embeddings.values()), None)
-        size = known.size if known is not None else vectors.shape[-1] if vectors.ndim else 0
+        given = vectors.shape[-1] if vectors.ndim else 0
+        size = self._vectors.shape[1] if self._rows else given
         if vectors.shape != (len(texts), size) or size == 0:
             raise ValueError(
                 f"the encoder must return one vector a text, shape ({len(texts)}, "
@@ -95,5 +106,59 @@ class Relevance:
         if not np.isfinite(vectors).all():
             bad = int(np.flatnonzero(~np.isfinite(vectors).all(axis=1))[0])
             raise ValueError(f"the encoder returned NaN or infinity for {texts[bad][:80]!r}")
-        lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-        return vectors / np.where(lengths > 0, lengths, 1)
+        # The largest number first: the squares of very small or large ones are beyond float32.
+        for order in (np.inf, 2):
+            lengths = np.linalg.norm(vectors, ord=order, axis=1, keepdims=True)
+            vectors = vectors / np.where(lengths > 0, lengths, 1)
+        return vectors
+
+
+class Dense:
+    """Compares a sentence with the query by the cosine of their embeddings.
+
+    similarity(s, q) = cos(e_s, e_q), as in Agent-Radar (arXiv 2605.30136, section 3.1).
+
+    Args:
+        relevance: a `Relevance`, or the encoder that one is made of; None is all-MiniLM-L6-v2.
+        title: whether a sentence is embedded with its title in front, "title: sentence".
+
+    Raises:
+        ValueError: if the encoder is unusable; see `Relevance`.
+    """
+
+    def __init__(self, relevance: Any = None, title: bool = False) -> None:
+        self.relevance = relevance if isinstance(relevance, Relevance) else Relevance(relevance)
+        self.title = title
+
+    def __repr__(self) -> str:
+        return f"Dense({self.relevance!r}, title={self.title})"
+
+    @property
+    def language(self) -> str:
+        """ISO 639-1 code of the language in which messages are cut into sentences."""
+        return self.relevance.language
+
+    def embed(self, reading: Reading) -> tuple[np.ndarray, np.ndarray]:
+        """Embed the sentences and the query.
+
+        Args:
+            reading: what the receiver reads; only sentences, titles and query are used.
+
+        Returns:
+            float32 [number of sentences, d] and [d], of length 1 (or 0) each.
+
+        Raises:
+            ImportError: if the encoder's package is not installed.
+            ValueError: if the encoder is not found or returns no usable vectors.
+        """
+        embeddings = self.relevance.embed([*reading.texts(self.title), reading.query])
+        return embeddings[:-1], embeddings[-1]
+
+    def similarities(self, reading: Reading) -> np.ndarray:
+        """Compute the cosine of every sentence with the query; see `Selector.similarities`."""
+        return cosines(*self.embed(reading))
+
+
+def cosines(embeddings: np.ndarray, query: np.ndarray) -> np.ndarray:
+    """Compute the cosine of each embedding [n, d] with the query's [d], all of length 1."""
+    return np.clip(embeddings @ query, -1, 1)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
-__all__ = ["Decay", "ScoredSentence", "SelfPolicy", "score_sentences", "select_sentences"]
+__all__ = ["Decay", "ScoredSentence", "SelfPolicy", "choose", "decayed_cosines"]
 
 SelfPolicy = Literal["clamp", "literal", "exclude"]
 _POLICIES = ("clamp", "literal", "exclude")
@@ -25,10 +25,10 @@ class ScoredSentence:
         message_index: index of its message in the transcript.
         start: first character in that message's text.
         end: one past its last character there.
-        cosine: similarity to the query, -1 to 1.
+        similarity: to the query, as the selector compares them, -1 to 1.
         spatial: decay factor for the hops from sender to receiver.
         temporal: decay factor for the rounds that have passed.
-        score: cosine * spatial * temporal.
+        score: similarity * spatial * temporal.
         selected: whether it was chosen.
         lacked: how much score it lacked to be chosen; 0 if it was chosen.
     """
@@ -39,12 +39,17 @@ class ScoredSentence:
     message_index: int
     start: int
     end: int
-    cosine: float = 0.0
+    similarity: float = 0.0
     spatial: float = 1.0
     temporal: float = 1.0
     score: float = 0.0
     selected: bool = False
     lacked: float = 0.0
+
+    @property
+    def cosine(self) -> float:
+        """The similarity under the name that it has with a dense selector, where it is a cosine."""
+        return self.similarity
 
 
 @dataclass(frozen=True)
@@ -99,83 +104,64 @@ class Decay:
         return self.spatial_decay ** exponents[0], self.temporal_decay ** exponents[1]
 
 
-def score_sentences(
+def decayed_cosines(
     sentences: Sequence[ScoredSentence],
     embeddings: np.ndarray,
     query: np.ndarray,
     hops: Mapping[str, int],
     now: int,
     decay: Decay,
-) -> list[ScoredSentence]:
-    """Score sentences for one query.
+) -> np.ndarray:
+    """Compute cosine times decays in one pass over the embeddings, by `relevance_scores`.
 
     Args:
-        sentences: what to score; only text and place are read.
-        embeddings: float32 [number of sentences, d], rows of length 1.
+        sentences: whose sender and round count.
+        embeddings: float32 [number of sentences, d], C-contiguous, rows of length 1.
         query: float32 [d], of length 1.
         hops: from every sender to the receiver, -1 if unreachable.
         now: round of the receiver.
         decay: how relevance falls.
 
     Returns:
-        The sentences with their scores, in order; without those that must not be scored.
+        float32 [number of sentences]; -inf where `Decay.factors` is None.
     """
     import torch
 
     from radar_kernels import relevance_scores
 
-    factors = [decay.factors(hops[item.sender], item.round, now) for item in sentences]
-    kept = [place for place, pair in enumerate(factors) if pair is not None]
-    if not kept:
-        return []
     column = {sender: place for place, sender in enumerate(hops)}
-    embeddings = np.ascontiguousarray(embeddings[kept])
-    scores = relevance_scores(
+    return relevance_scores(
         torch.from_numpy(embeddings),
         torch.from_numpy(query[None]),
-        torch.tensor([column[sentences[place].sender] for place in kept]),
-        torch.tensor([sentences[place].round for place in kept]),
+        torch.tensor([column[sentence.sender] for sentence in sentences], dtype=torch.int64),
+        torch.tensor([sentence.round for sentence in sentences], dtype=torch.int64),
         torch.tensor([list(hops.values())]),
         torch.tensor([now]),
         spatial_decay=decay.spatial_decay,
         temporal_decay=decay.temporal_decay,
         self_policy=decay.self_policy,
-    )[0].tolist()
-    cosines = (embeddings @ query).tolist()
-    scored = []
-    for place, cosine, score in zip(kept, cosines, scores, strict=True):
-        pair = factors[place]
-        assert pair is not None
-        scored.append(
-            replace(sentences[place], cosine=cosine, spatial=pair[0], temporal=pair[1], score=score)
-        )
-    return scored
+    )[0].numpy()
 
 
-def select_sentences(
-    scored: Sequence[ScoredSentence], threshold: float | None, top_k: int | None
-) -> list[ScoredSentence]:
-    """Mark the sentences that score enough.
+def choose(
+    scores: np.ndarray, threshold: float | None, top_k: int | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Choose what scores enough.
 
     Args:
-        scored: scored sentences.
+        scores: [n], finite.
         threshold: least score to be chosen; None for no limit.
-        top_k: the most sentences to choose, best first (the earlier of equals); None for all.
+        top_k: the most to choose, best first (the earlier of equals); None for all.
 
     Returns:
-        The sentences in order, with `selected` and `lacked` set.
+        bool [n], what is chosen, and float64 [n], how much score the others lacked; 0 for chosen.
     """
+    scores = scores.astype(np.float64)  # a threshold is compared as it was given
     limit = -float("inf") if threshold is None else threshold
-    best = sorted(range(len(scored)), key=lambda place: -scored[place].score)
-    enough = [place for place in best if scored[place].score >= limit][:top_k]
+    best = np.argsort(-scores, kind="stable")
+    enough = best[scores[best] >= limit][:top_k]
     if len(enough) == top_k:
-        limit = scored[enough[-1]].score  # the one to beat
-    chosen = set(enough)
-    return [
-        replace(
-            item,
-            selected=place in chosen,
-            lacked=0.0 if place in chosen else limit - item.score,
-        )
-        for place, item in enumerate(scored)
-    ]
+        limit = scores[enough[-1]]  # the one to beat
+    selected = np.zeros(len(scores), bool)
+    selected[enough] = True
+    return selected, np.where(selected, 0.0, limit - scores)

@@ -20,7 +20,8 @@ def sentence_spans(text: str, language: str = "en") -> list[tuple[int, int]]:
     Boundaries are sentencex's. What it leaves longer than 400 characters (code blocks, tables,
     logs) is cut at line ends too. Blanks around a sentence do not belong to it. Sentences without a
     letter, digit or pictograph (rules, code fences) are dropped. List labels ("1.", "A.", "II.")
-    and what ends in a title ("Dr.") go together with what follows in the same paragraph.
+    and what ends in a title ("Dr.") go together with what follows in the same paragraph. The cuts of the last 1,024
+    texts are remembered.
 
     Args:
         text: the text; may be empty.
@@ -33,6 +34,12 @@ def sentence_spans(text: str, language: str = "en") -> list[tuple[int, int]]:
     Raises:
         ImportError: if sentencex is not installed.
     """
+    return list(_spans(text, language))
+
+
+# A policy that sees the same conversation again with every turn cuts only what is new.
+@lru_cache(maxsize=1024)
+def _spans(text: str, language: str) -> tuple[tuple[int, int], ...]:
     try:
         from sentencex import get_sentence_boundaries
     except ImportError as error:
@@ -54,7 +61,7 @@ def sentence_spans(text: str, language: str = "en") -> list[tuple[int, int]]:
         if sentences and _goes_on(text, sentences[-1], start):
             start = sentences.pop()[0]
         sentences.append(_without_blanks(text, start, end))
-    return sentences
+    return tuple(sentences)
 
 
 @lru_cache(maxsize=1)

@@ -35,10 +35,21 @@ class Reading:
     query_place: Anchor
     titles: Sequence[str]
 
+    def texts(self, title: bool = False) -> list[str]:
+        """Return the sentences as texts, each with its title in front ("title: sentence") if asked."""
+        if not title:
+            return [sentence.text for sentence in self.sentences]
+        pairs = zip(self.titles, self.sentences, strict=True)
+        return [f"{name}: {sentence.text}" for name, sentence in pairs]
+
 
 @runtime_checkable
 class Selector(Protocol):
-    """Tells how much each sentence has to do with the query; decays and limits come after it."""
+    """Tells how much each sentence has to do with the query; decays and limits come after it.
+
+    A selector may have an attribute `language`, an ISO 639-1 code: messages are then cut into
+    sentences by its rules instead of English ones.
+    """
 
     def similarities(self, reading: Reading) -> np.ndarray:
         """Compare every sentence with the query.

@@ -68,7 +68,8 @@ def relevance_scores(
         Float32 ``[Q, S]``: ``cos(q, s) * spatial_decay^(hops[q, sender[s]] - 1) *
         temporal_decay^(now[q] - round[s] - 1)`` (Agent-Radar, arXiv 2605.30136), -inf for sentences
         that are unreachable or excluded. The cosine with a zero embedding is 0, with one that is
-        not finite NaN.
+        not finite NaN. An embedding shorter than 1e-12 is divided by 1e-12 instead of its length,
+        so its cosine fades to 0; bring such embeddings to scale before.
 
     Raises:
         ValueError: an argument is malformed, or ``backend`` cannot serve the call.

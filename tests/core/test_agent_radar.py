@@ -166,6 +166,24 @@ def test_the_prompt_holds_every_visible_message_in_full_and_anchors_the_chosen_s
     assert prompt.anchors[0].start > near > prompt.anchors[1].start  # the closer one scores more
 
 
+def test_a_message_without_text_is_its_head_alone():
+    radar = chain()
+    for sender, text in (("far", ""), ("near", "Near 0.9."), ("far", " \n\n "), ("near", "0.7.\n")):
+        radar.observe(sender=sender, text=text, round=1)
+    prompt = radar.prompt(receiver="solver", query=QUERY)
+    content = prompt.messages[0]["content"]
+    assert content == (
+        "The conversation so far:\n\n"
+        "[far, round 1]\n\n"
+        "[near, round 1]\nNear 0.9.\n\n"
+        "[far, round 1]\n\n"
+        "[near, round 1]\n0.7.\n\n\n"
+        f"Your task, solver:\n{QUERY}"
+    )
+    anchored = [content[anchor.start : anchor.end] for anchor in prompt.anchors]
+    assert anchored == ["Near 0.9.", "0.7.", QUERY]
+
+
 def test_the_papers_settings():
     radar = AgentRadar.paper(Topology.complete(2), Scripted())
     assert (radar.decay.spatial_decay, radar.decay.temporal_decay) == (0.92, 0.92)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from radar_core.relevance import Relevance, ScoredSentence, sentence_spans
-from radar_core.relevance.score import Decay, score_sentences, select_sentences
+from radar_core.relevance.score import Decay, choose, decayed_cosines
 
 
 def pieces(text, language="en"):
@@ -112,6 +112,27 @@ def test_tensors_of_any_float_type_are_taken_and_zero_vectors_stay_zero():
     np.testing.assert_allclose(relevance.embed(["a", "b"]), [[0.6, 0.8], [0, 0]], rtol=1e-6)
 
 
+@pytest.mark.parametrize("scale", [1e-44, 1e-30, 1e-13, 1e30])
+def test_embeddings_of_any_size_are_brought_to_length_one(scale):
+    relevance = Relevance(Counting(np.array([[3.0, 4.0], [-3.0, 4.0]]) * scale))
+    found = relevance.embed(["a", "b"])
+    np.testing.assert_allclose(found, [[0.6, 0.8], [-0.6, 0.8]], rtol=0.1 if scale < 1e-40 else 1e-6)
+    sentence = ScoredSentence("a", "x", 0, 0, 0, 1)
+    assert decayed_cosines([sentence], found[:1], found[0], {"x": 1}, 1, Decay())[0] > 0.99
+
+
+def test_many_texts_one_after_the_other_keep_their_own_embeddings():
+    relevance = Relevance(Counting())
+    texts = ["x" * length for length in range(1, 70)]
+    for count in (1, 2, 3, 40, 69):
+        relevance.embed(texts[:count])
+    expected = np.array([[length, 1, 0] for length in range(1, 70)])
+    expected = expected / np.linalg.norm(expected, axis=1, keepdims=True)
+    np.testing.assert_allclose(relevance.embed(texts[::-1]), expected[::-1], rtol=1e-6)
+    relevance.embed(["x"])[:] = 9  # a copy
+    np.testing.assert_allclose(relevance.embed(["x"])[0], expected[0], rtol=1e-6)
+
+
 def test_threads_share_the_cache():
     encoder = Counting()
     relevance = Relevance(encoder)
@@ -176,7 +197,7 @@ def score(cosine, hops, round, now, decay):
     sentence = ScoredSentence("x", "a", round, 0, 0, 1)
     embedding = np.array([[cosine, math.sqrt(1 - cosine**2)]], dtype=np.float32)
     query = np.array([1, 0], dtype=np.float32)
-    return score_sentences([sentence], embedding, query, {"a": hops}, now, decay)
+    return decayed_cosines([sentence], embedding, query, {"a": hops}, now, decay)
 
 
 @pytest.mark.parametrize(
@@ -188,13 +209,13 @@ def test_the_cosine_needed_at_each_exponent(exponent, needed):
     for hops in range(1, exponent + 2):
         rounds = exponent - (hops - 1)
         for cosine, enough in ((needed + 0.0006, True), (needed - 0.0006, False)):
-            scored = score(cosine, hops, 0, rounds + 1, Decay())
-            assert select_sentences(scored, 0.65, None)[0].selected is enough
+            scores = score(cosine, hops, 0, rounds + 1, Decay())
+            assert choose(scores, 0.65, None)[0].tolist() == [enough]
 
 
 def test_beyond_five_steps_not_even_a_perfect_match_passes():
-    assert select_sentences(score(1.0, 4, 0, 3, Decay()), 0.65, None)[0].selected
-    assert not select_sentences(score(1.0, 4, 0, 4, Decay()), 0.65, None)[0].selected
+    assert choose(score(1.0, 4, 0, 3, Decay()), 0.65, None)[0].all()
+    assert not choose(score(1.0, 4, 0, 4, Decay()), 0.65, None)[0].any()
 
 
 @pytest.mark.parametrize("policy", ["clamp", "literal", "exclude"])
@@ -203,17 +224,15 @@ def test_scores_are_cosine_times_decays(policy):
     for hops in range(-1, 4):
         for round in range(4):
             scored = score(0.6, hops, round, 2, decay)
+            factors = decay.factors(hops, round, 2)
             exponents = hops - 1, 2 - round - 1
             if hops < 0 or (policy == "exclude" and min(exponents) < 0):
-                assert scored == []
+                assert factors is None and scored == [-np.inf]
                 continue
             if policy == "clamp":
                 exponents = max(exponents[0], 0), max(exponents[1], 0)
-            (item,) = scored
-            assert item.cosine == pytest.approx(0.6, rel=1e-6)
-            assert item.spatial == pytest.approx(0.8 ** exponents[0])
-            assert item.temporal == pytest.approx(0.7 ** exponents[1])
-            assert item.score == pytest.approx(0.6 * item.spatial * item.temporal, rel=1e-5)
+            assert factors == pytest.approx((0.8 ** exponents[0], 0.7 ** exponents[1]))
+            assert scored == pytest.approx(0.6 * factors[0] * factors[1], rel=1e-5)
 
 
 def test_many_sentences_keep_their_order_and_their_own_sender():
@@ -227,31 +246,27 @@ def test_many_sentences_keep_their_order_and_their_own_sender():
         ScoredSentence(str(place), str(senders[place]), int(rounds[place]), place, 0, 1)
         for place in range(50)
     ]
-    scored = score_sentences(sentences, embeddings, embeddings[7], hops, 4, Decay(0.9, 0.8))
-    assert [item.message_index for item in scored] == list(np.flatnonzero(senders != "gone"))
-    for item in scored:
-        place = item.message_index
+    scores = decayed_cosines(sentences, embeddings, embeddings[7], hops, 4, Decay(0.9, 0.8))
+    np.testing.assert_array_equal(scores == -np.inf, senders == "gone")
+    for place in np.flatnonzero(senders != "gone"):
         expected = float(embeddings[place] @ embeddings[7])
-        expected *= 0.9 ** max(0, hops[item.sender] - 1) * 0.8 ** max(0, 4 - item.round - 1)
-        assert item.score == pytest.approx(expected, abs=1e-6)
-
-
-def graded(*scores):
-    return [ScoredSentence("x", "a", 0, i, 0, 1, score=s) for i, s in enumerate(scores)]
+        expected *= 0.9 ** max(0, hops[senders[place]] - 1) * 0.8 ** max(0, 4 - rounds[place] - 1)
+        assert scores[place] == pytest.approx(expected, abs=1e-6)
 
 
 def test_threshold_and_top_k_choose_the_best_and_say_what_the_rest_lacked():
-    chosen = select_sentences(graded(0.5, 0.9, 0.7, 0.65), 0.65, None)
-    assert [item.selected for item in chosen] == [False, True, True, True]
-    assert chosen[0].lacked == pytest.approx(0.15)
-    chosen = select_sentences(graded(0.5, 0.9, 0.7, 0.65), 0.65, 2)
-    assert [item.selected for item in chosen] == [False, True, True, False]
-    assert chosen[3].lacked == pytest.approx(0.05)  # the second best is to be beaten
-    chosen = select_sentences(graded(-0.5, 0.1, 0.1), None, 2)
-    assert [item.selected for item in chosen] == [False, True, True]
-    chosen = select_sentences(graded(0.1, 0.1, 0.1), None, 2)
-    assert [item.selected for item in chosen] == [True, True, False]
-    assert select_sentences([], 0.65, 3) == []
+    graded = np.array([0.5, 0.9, 0.7, 0.65])
+    selected, lacked = choose(graded, 0.65, None)
+    assert selected.tolist() == [False, True, True, True]
+    assert lacked == pytest.approx([0.15, 0, 0, 0])
+    selected, lacked = choose(graded, 0.65, 2)
+    assert selected.tolist() == [False, True, True, False]
+    assert lacked[3] == pytest.approx(0.05)  # the second best is to be beaten
+    assert choose(np.array([-0.5, 0.1, 0.1]), None, 2)[0].tolist() == [False, True, True]
+    assert choose(np.array([0.1, 0.1, 0.1]), None, 2)[0].tolist() == [True, True, False]
+    selected, lacked = choose(np.array([0.1, 0.2]), None, 3)
+    assert selected.all() and not lacked.any()
+    assert choose(np.array([]), 0.65, 3)[0].size == 0
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ conflict prompts ask the same of a single changed fact, against what the model h
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ from radar_core.evaluation.items import Conflict, Question
 from radar_core.evaluation.metrics import f1
 from radar_core.evaluation.scoring import Scored, Scorer
 from radar_core.methods import NoSteering
-from radar_core.relevance.selector import Reading
+from radar_core.relevance import Combined, Dense, Lexical, Reading, Relevance
 from radar_core.steered import check_fits
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ class Gold:
     reported: Reported
 
     def similarities(self, reading: Reading) -> np.ndarray:
-        """Tell gold sentences from others; see `radar_core.relevance.Selector`."""
+        """Tell gold sentences from others; see `radar_core.relevance.Selector.similarities`."""
         return np.array(
             [
                 self.reported.is_gold(item.message_index, item.start, item.end)
@@ -313,43 +314,31 @@ def build(arguments: Arguments) -> Evidence:
 
 
 def _selectors(names: Sequence[str], arguments: Arguments) -> dict[str, Any]:
-    """Return the selectors of the given names.
+    """Return the selectors of the given names; of each kind one, whose work is then shared.
 
     Raises:
         ValueError: there is none of such a name, or none is named.
     """
+    relevance = Relevance(arguments.encoder)
 
-    def dense(title: bool = False) -> Any:
-        from radar_core.relevance import Relevance
-        from radar_core.relevance.dense import Dense
-
-        return Dense(Relevance(arguments.encoder), title=title)
-
-    def lexical() -> Any:
-        from radar_core.relevance.lexical import Lexical
-
-        return Lexical()
-
+    @functools.cache
     def attention() -> Any:
         from radar_core.relevance.attention import Attention
 
         return Attention(arguments.model, arguments.tokenizer)
 
-    def combined() -> Any:
-        from radar_core.relevance.combined import Combined
-
-        return Combined([(attention(), 1.0), (dense(title=True), 1.0)])
-
     known: dict[str, Callable[[], Any]] = {
         GOLD: lambda: None,
-        "dense": dense,
-        "titled": lambda: dense(title=True),
-        "lexical": lexical,
+        "dense": lambda: Dense(relevance),
+        "dense-title": lambda: Dense(relevance, title=True),
+        "lexical": Lexical,
+        "lexical-title": lambda: Lexical(title=True),
         "attention": attention,
-        "combined": combined,
+        "combined": lambda: Combined([(attention(), 1.0), (Dense(relevance, title=True), 1.0)]),
     }
-    if not names or (unknown := [name for name in names if name not in known]):
-        what = ", ".join(map(repr, unknown)) if names else "empty"
+    unknown = [name for name in names if name not in known]
+    if unknown or not names:
+        what = ", ".join(map(repr, unknown)) or "empty"
         raise ValueError(f"--set: anchors is {what}; expected some of {', '.join(known)}")
     return {name: known[name]() for name in names}
 

@@ -70,7 +70,6 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-
 @app.callback()
 def radar(
     context: typer.Context,
@@ -310,7 +309,6 @@ def _plain(text: str, most: int = SHOWN_CHARACTERS) -> str:
     return line if len(line) <= most else line[: most - 1] + "…"
 
 
-
 def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Any:
     """A table whose columns align right where their name starts with '>'."""
     from rich import box
@@ -474,7 +472,6 @@ def _demonstrate(
             max_new_tokens=max_new_tokens,
             announce=announce,
         )
-
 
 
 @contextmanager

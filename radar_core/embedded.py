@@ -124,8 +124,7 @@ def _convert(source: Path, target: Path) -> None:
     for module in ("accelerate", "gguf"):
         if importlib.util.find_spec(module) is None:
             raise ImportError(
-                f"converting a GGUF model needs {module!r}; "
-                'run: pip install "radar-kernels[gguf]"'
+                f'converting a GGUF model needs {module!r}; run: pip install "radar-kernels[gguf]"'
             )
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 

@@ -43,7 +43,8 @@ def arms(model: Any, chosen: str, question: bool) -> list[Arm]:
             sentences can be appended to.
 
     Returns:
-        The arms. The layers of "last third" and "first third" are rounded down in number.
+        The arms. A bias or target mass steers the answer's queries alone unless its label says "all
+        tokens"; "last third" and "first third" are of the layers, rounded down in number.
 
     Raises:
         ValueError: there is no such set.
@@ -79,7 +80,7 @@ def _answer_arms(parts: dict[str, list[int] | None], everything: bool) -> list[A
         found += [_bias(bias, part, parts[part], "generated") for bias in strengths]
     found += [
         Arm(
-            f"target mass {mass:g}, last third, answer",
+            f"target mass {mass:g}, last third",
             TargetMass(mass, layers=parts["last third"], queries="generated"),
         )
         for mass in (0.2, 0.35, 0.5)
@@ -92,13 +93,13 @@ def _spa(strength: float) -> Arm:
 
 
 def _bias(bias: float, part: str, layers: list[int] | None, queries: Any) -> Arm:
-    where = "answer" if queries == "generated" else "all tokens"
+    everywhere = ", all tokens" * (queries == "all")
     method = AttentionBias(bias, layers=layers, queries=queries)
-    return Arm(f"bias {bias:g}, {part}, {where}", method)
+    return Arm(f"bias {bias:g}, {part}{everywhere}", method)
 
 
 def _with_question(arm: Arm) -> Arm:
-    return Arm(f"{arm.label}, question too", arm.method, question=True)
+    return Arm(f"{arm.label} + question", arm.method, question=True)
 
 
 def _parts(layers: int) -> dict[str, list[int] | None]:

@@ -125,8 +125,9 @@ def _register(name: str, question: str) -> None:
         ] = "cpu",
         limit: Annotated[
             int | None,
-            typer.Option(metavar="N", min=1, help="The first N items of each file.",
-                         show_default="all"),
+            typer.Option(
+                metavar="N", min=1, help="The first N items of each file.", show_default="all"
+            ),
         ] = None,
         seed: Annotated[int, typer.Option(metavar="N", help="Of everything that is drawn.")] = 0,
         out: Annotated[
@@ -162,13 +163,13 @@ def _register(name: str, question: str) -> None:
                     items = len({row["item"] for row in outcome.rows})
                     summary = experiment.summarise(outcome.rows)
                     _report(summary, header, items, folder, as_json)
-            if outcome.interrupted:
-                typer.echo(
-                    f"Stopped after {outcome.done} of {outcome.total} items, which are kept. To go "
-                    f"on: {_command(context)}",
-                    err=True,
-                )
-                raise typer.Exit(INTERRUPTED)
+        if outcome.interrupted:
+            typer.echo(
+                f"Stopped after {outcome.done} of {outcome.total} items, which are kept. To go "
+                f"on: {_command(context)}",
+                err=True,
+            )
+            raise typer.Exit(INTERRUPTED)
 
 
 for _name, (_, _question) in EXPERIMENTS.items():
@@ -260,9 +261,7 @@ def _module(name: str) -> Any:
         ) from None
 
 
-def _summary_again(
-    header: runs.Header, rows: Sequence[Mapping[str, Any]], folder: Path
-) -> Summary:
+def _summary_again(header: runs.Header, rows: Sequence[Mapping[str, Any]], folder: Path) -> Summary:
     """Summarise rows without the model; where an experiment cannot, read what it said last."""
     if header.name not in EXPERIMENTS:
         raise ValueError(
@@ -277,9 +276,7 @@ def _summary_again(
     return summarise(rows)
 
 
-def _report(
-    summary: Summary, header: runs.Header, items: int, folder: Path, as_json: bool
-) -> None:
+def _report(summary: Summary, header: runs.Header, items: int, folder: Path, as_json: bool) -> None:
     written = reports.write(folder, summary, header, items)
     if as_json:
         print_json(reports.as_dict(summary, header, items))
@@ -342,8 +339,7 @@ def _slug(name: str) -> str:
 def _digests(files: Sequence[Path]) -> dict[str, str]:
     names = Counter(path.name for path in files)
     return {
-        path.name if names[path.name] == 1 else str(path): runs.file_digest(path)
-        for path in files
+        path.name if names[path.name] == 1 else str(path): runs.file_digest(path) for path in files
     }
 
 

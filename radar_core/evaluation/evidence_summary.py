@@ -19,6 +19,7 @@ __all__ = ["Choice", "choose", "halves", "summarise"]
 
 CONFLICT = "conflict"
 MEASURES = {True: "margin", False: "log_probability"}
+SHORT = {"margin": "margin", "log_probability": "log p"}
 # Halves of fewer items than this choose by chance.
 LEAST = 4
 
@@ -114,16 +115,10 @@ def choose(arms: Sequence[Arm], measure: str, seed: int = 0) -> list[Choice]:
         return []
     parts = halves(items, seed)
     found, steered, plain = [], [], []
-    for name, chosen_on, reported_on in (
-        ("half 1", *parts),
-        ("half 2", *parts[::-1]),
-    ):
-        best = max(arms, key=lambda arm: sum(arm.differences(measure, chosen_on)))  # noqa: B023
-        gain = sum(best.differences(measure, chosen_on)) / len(chosen_on)
-        values, baseline = (
-            best.values(measure, reported_on),
-            best.baseline(measure, reported_on),
-        )
+    for name, chosen_on, reported_on in (("half 1", *parts), ("half 2", *parts[::-1])):
+        gains = [sum(arm.differences(measure, chosen_on)) / len(chosen_on) for arm in arms]
+        gain, best = max(zip(gains, arms, strict=True), key=lambda pair: pair[0])
+        values, baseline = best.values(measure, reported_on), best.baseline(measure, reported_on)
         found.append(Choice(name, best.name, gain, paired(values, baseline, seed=seed)))
         steered += values
         plain += baseline
@@ -163,23 +158,27 @@ def _comparison(dataset: str, rows: Sequence[Row], seed: int) -> Table:
     measure = MEASURES[dataset == CONFLICT]
     arms = _arms(rows)
     extras = _extra_columns(rows)
-    columns = ["arm", measure.replace("_", " "), "difference", "low", "high", "p", "improved"]
-    unsteered = Arm(UNSTEERED, arms[0].unsteered, {}) if arms else None
+    sources = list(dict.fromkeys(row["anchors"] for row in rows if row.get("anchors")))
+    by_source = len(sources) > 1
+    compared_by = ["arm", SHORT[measure], "change", "low", "high", "p", "better"]
     cells: list[list[str | float | int | None]] = []
-    if unsteered is not None:
+    if arms:
+        unsteered = Arm(UNSTEERED, arms[0].unsteered, {})
         more = [value(unsteered) for value in extras.values()]
-        cells.append([UNSTEERED, unsteered.mean(measure), *[None] * 5, *more])
+        cells.append([*[None] * by_source, UNSTEERED, unsteered.mean(measure), *[None] * 5, *more])
     for arm in arms:
         compared = paired(arm.values(measure), arm.baseline(measure), seed=seed)
         change = compared.difference
         better = sum(gain > 0 for gain in arm.differences(measure)) / len(arm.rows)
-        more = [value(arm) for value in extras.values()]
-        line = [arm.name, arm.mean(measure), change.mean, change.low, change.high]
-        cells.append([*line, compared.p_value, better, *more])
+        source, _, label = arm.name.partition(": ")
+        line = [*[source] * by_source, label, arm.mean(measure)]
+        tested = [change.mean, change.low, change.high, compared.p_value, better]
+        cells.append([*line, *tested, *(value(arm) for value in extras.values())])
     items = len({row["item"] for row in rows})
     return Table(
-        f"{dataset}: {len(arms)} arms against the unsteered model, {items} items",
-        [*columns, *extras],
+        f"{dataset}: {len(arms)} arms against the unsteered model, {items} items, "
+        f"{' and '.join(sources)} anchored",
+        [*["anchors"] * by_source, *compared_by, *extras],
         cells,
         _NOTES[dataset == CONFLICT],
     )
@@ -193,27 +192,29 @@ def _extra_columns(rows: Sequence[Row]) -> dict[str, Callable[[Arm], float | Non
 
     known = {
         "per token": "mean_log_probability",
-        "context wins": "context_wins",
+        "wins": "context_wins",
         "F1": "f1",
-        "attention before": "mass_before",
-        "attention": "mass",
-        "gold found": "gold_found",
+        "mass": "mass_before",
+        "steered": "mass",
+        "recall": "gold_found",
     }
     held = {name for row in rows for name, value in row.items() if value is not None}
     return {title: mean(measure) for title, measure in known.items() if measure in held}
 
 
 _SHARED_NOTE = (
-    "difference: mean over the items, with a bootstrap 95 % interval (low, high); p: sign-flip "
-    "permutation test, for this arm alone, so that of many arms some fall below 0.05 by chance; "
-    "improved: share of the items with a gain. attention: share of the last prompt token's on the "
-    "anchors, before steering and with it; SPA works on the output and leaves it."
+    "change: to the unsteered model, mean over the items, with a bootstrap 95 % interval (low, "
+    "high); p: sign-flip permutation test, for this arm alone, so that of many arms some fall "
+    "below 0.05 by chance; better: share of the items with a gain; mass, steered: share of the "
+    "last prompt token's attention on the anchors, before and under steering (SPA works on the "
+    "output and leaves it). Biases and target masses steer the answer alone unless they say all tokens."
 )
 _NOTES = {
-    False: "log probability: of the gold answer, all its tokens, in nats, total; per token: their "
-    f"mean. {_SHARED_NOTE} gold found: share of the gold sentences that are anchored.",
-    True: "margin: log-probability of the answer that the context gives, less that of the memorised "
-    f"one, in nats; context wins: share of the items where it is above zero. {_SHARED_NOTE}",
+    False: "log p: log-probability of the gold answer, all its tokens together, in nats; per "
+    f"token: its mean over them. {_SHARED_NOTE} recall: share of the gold sentences that are "
+    "anchored.",
+    True: "margin: log-probability of the answer that the context gives, less that of the "
+    f"memorised one, in nats; wins: share of the items where it is above zero. {_SHARED_NOTE}",
 }
 
 
@@ -236,9 +237,9 @@ def _choices(scopes: Mapping[str, set[str]], rows: Sequence[Row], seed: int) -> 
     columns = ["data", "anchors", "chosen on", "arm", "gain there", "items"]
     return Table(
         "The best arm, chosen on one half of the items and reported on the other",
-        [*columns, "difference", "low", "high", "p"],
+        [*columns, "change", "low", "high", "p"],
         cells,
-        "gain there: on the half that chose it, which flatters it; difference: on the other half, "
+        "gain there: on the half that chose it, which flatters it; change: on the other half, "
         "which did not. each half: every item under the arm that was chosen without it.",
     )
 
@@ -251,9 +252,7 @@ def _plot(dataset: str, rows: Sequence[Row], seed: int) -> Plot:
     arms = _arms(rows)
     intervals = [mean_interval(arm.differences(measure), seed=seed) for arm in arms]
     names = [arm.name for arm in arms]
-    return Plot(
-        f"evidence-{dataset}", lambda axes: _draw(axes, dataset, measure, names, intervals)
-    )
+    return Plot(f"evidence-{dataset}", lambda axes: _draw(axes, dataset, measure, names, intervals))
 
 
 def _draw(
@@ -271,5 +270,5 @@ def _draw(
     axes.axvline(0, color="black", linewidth=0.8)
     axes.set_yticks(places, names, fontsize="small")
     axes.invert_yaxis()
-    axes.set_xlabel(f"{measure.replace('_', ' ')}, difference to unsteered (nats, 95 % intervals)")
+    axes.set_xlabel(f"{SHORT[measure]}, change to unsteered (nats, 95 % intervals)")
     axes.set_title(dataset)

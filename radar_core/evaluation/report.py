@@ -105,9 +105,7 @@ def load(folder: Path) -> Summary:
     return Summary([Table(**table) for table in held["tables"]])
 
 
-def markdown(
-    summary: Summary, header: Header, items: int, pictures: Sequence[Path] = ()
-) -> str:
+def markdown(summary: Summary, header: Header, items: int, pictures: Sequence[Path] = ()) -> str:
     """Return the report as markdown.
 
     Args:

@@ -81,9 +81,9 @@ def test_the_scores_are_those_of_the_rendered_prompt(
     for name, method, question_too in (
         (UNSTEERED, SPA(1.0), False),
         ("gold: SPA 1.4", SPA(1.4), False),
-        ("gold: bias 2, last third, answer", AttentionBias(2.0, None, [2], "generated"), False),
+        ("gold: bias 2, last third", AttentionBias(2.0, None, [2], "generated"), False),
         (
-            "gold: bias 2, all layers, answer, question too",
+            "gold: bias 2, all layers + question",
             AttentionBias(2.0, queries="generated"),
             True,
         ),
@@ -108,22 +108,20 @@ def test_every_arm_has_a_row_with_what_it_did(experiment: Evidence, model: Any):
     assert labels == [arm.label for arm in arms(model, "quick", question=True)]
     found = by_arm(rows)
     assert {row["gold_found"] for row in rows[1:]} == {1.0}
-    bias, spa = found["gold: bias 2, all layers, answer"], found["gold: SPA 2"]
+    bias, spa = found["gold: bias 2, all layers"], found["gold: SPA 2"]
     assert bias["mass"] > bias["mass_before"] == spa["mass_before"] == pytest.approx(spa["mass"])
-    asked = found["gold: bias 2, all layers, answer, question too"]
+    asked = found["gold: bias 2, all layers + question"]
     assert asked["anchor_tokens"] > bias["anchor_tokens"]
     assert asked["mass_before"] > bias["mass_before"]
 
 
-def test_appended_sentences_stand_before_the_task(
-    experiment: Evidence, model: Any, tokenizer: Any
-):
-    item = experiment.questions[2]
+def test_appended_sentences_stand_before_the_task(experiment: Evidence, model: Any, tokenizer: Any):
+    item = experiment.questions[1]
     prompt = experiment._prompt(item, report(item), "gold")
     content = prompt.messages[1]["content"].replace(
         "Your task, solver:",
-        "The sentences that matter most:\nThe orchard: The orchard was founded by person 2.\n"
-        "Person 2: Person 2 was born in 1802.\n\nYour task, solver:",
+        "The sentences that matter most:\nThe castle: The castle was founded by person 1.\n"
+        "Person 1: Person 1 was born in 1801.\n\nYour task, solver:",
     )
     rendered = render_chat(tokenizer, [prompt.messages[0], {"role": "user", "content": content}])
     ids = torch.tensor([rendered.input_ids])
@@ -144,7 +142,9 @@ def test_a_conflict_sets_the_context_against_memory(
     start = item.prompt.index(item.base_prompt)
     fact = (start, item.prompt.index(".", start))
     assert item.prompt[slice(*fact)] == "The harbour stands in Oslo"
-    mask = torch.tensor([[span[0] < fact[1] and fact[0] < span[1] for span in rendered.token_spans]])
+    mask = torch.tensor(
+        [[span[0] < fact[1] and fact[0] < span[1] for span in rendered.token_spans]]
+    )
     rows = by_arm(experiment.measure(item))
     for name, method in ((UNSTEERED, SPA(1.0)), ("gold: SPA 1.4", SPA(1.4))):
         context, memorised = (
@@ -167,7 +167,7 @@ def test_replies_are_scored_where_asked_for(arguments: Any):
 
 
 def test_the_rows_hold_no_text_of_the_data(arguments: Any):
-    experiment = build(arguments(replies="yes"))
+    experiment = build(arguments(limit=1, replies="yes", reply_tokens="2"))
     rows = [experiment.measure(item) for _, item in experiment.items()]
     text = json.dumps(rows).lower()
     assert all(word not in text for word in (SECRET, "person", "oslo", "delhi", *TOPICS))
@@ -185,7 +185,7 @@ def test_all_adds_the_arms_that_run_the_whole_prompt(arguments: Any, model: Any)
 
 def test_the_thirds_are_the_upper_and_lower_layers(model: Any):
     of = {arm.label: arm.method for arm in arms(model, "all", question=False)}
-    assert of["bias 1, last third, answer"] == AttentionBias(1.0, None, [2], "generated")
+    assert of["bias 1, last third"] == AttentionBias(1.0, None, [2], "generated")
     assert of["bias 1, first third, all tokens"] == AttentionBias(1.0, None, [0])
     assert of["bias 1, all layers, all tokens"] == AttentionBias(1.0)
 

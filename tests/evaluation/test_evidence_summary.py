@@ -18,7 +18,11 @@ from radar_core.evaluation.runs import Header
 
 
 def rows(
-    gains: dict[str, float], count: int, dataset: str = "hotpotqa", noise: float = 0.1, seed: int = 0
+    gains: dict[str, float],
+    count: int,
+    dataset: str = "hotpotqa",
+    noise: float = 0.1,
+    seed: int = 0,
 ) -> list[dict[str, Any]]:
     """Rows in which every arm gains what it is told to, plus noise."""
     draw = random.Random(seed)
@@ -50,17 +54,15 @@ def table(summary: Any, number: int = 0) -> list[dict[str, Any]]:
 def test_differences_are_paired_and_have_intervals():
     made = rows({"good": 1.0, "nothing": 0.0, "bad": -2.0}, 30)
     unsteered, good, nothing, bad = table(summarise(made))
-    assert unsteered["arm"] == UNSTEERED and unsteered["difference"] is None
-    assert good["difference"] == pytest.approx(1.0, abs=0.1)
-    assert good["low"] < good["difference"] < good["high"] and good["low"] > 0.9
-    assert good["p"] < 0.01 and good["improved"] == 1
+    assert unsteered["arm"] == UNSTEERED and unsteered["change"] is None
+    assert good["change"] == pytest.approx(1.0, abs=0.1)
+    assert good["low"] < good["change"] < good["high"] and good["low"] > 0.9
+    assert good["p"] < 0.01 and good["better"] == 1
     assert nothing["low"] < 0.05 and nothing["high"] > -0.05 and nothing["p"] > 0.01
-    assert bad["difference"] == pytest.approx(-2.0, abs=0.1) and bad["improved"] == 0
-    assert good["log probability"] - unsteered["log probability"] == pytest.approx(
-        good["difference"]
-    )
-    assert good["attention before"] == pytest.approx(0.1)
-    assert good["attention"] == pytest.approx(0.3) and unsteered["attention"] is None
+    assert bad["change"] == pytest.approx(-2.0, abs=0.1) and bad["better"] == 0
+    assert good["log p"] - unsteered["log p"] == pytest.approx(good["change"])
+    assert good["mass"] == pytest.approx(0.1)
+    assert good["steered"] == pytest.approx(0.3) and unsteered["steered"] is None
     assert "F1" not in good
 
 
@@ -74,14 +76,14 @@ def test_each_data_set_has_its_table_and_all_questions_choose_together():
     summary = summarise(made)
     titles = [held.title for held in summary.tables]
     assert [title.split(":")[0] for title in titles[:3]] == ["hotpotqa", "musique", "conflict"]
-    assert table(summary, 2)[1]["difference"] == pytest.approx(3.0)
-    assert table(summary, 2)[1]["context wins"] == pytest.approx(0.4)
+    assert table(summary, 2)[1]["change"] == pytest.approx(3.0)
+    assert table(summary, 2)[1]["wins"] == pytest.approx(0.4)
     chosen = table(summary, 3)
     assert [line["data"] for line in chosen[::3]] == [
         "hotpotqa", "musique", "conflict", "all questions",
     ]  # fmt: skip
     assert {line["arm"] for line in chosen} == {"a"}
-    assert chosen[-1]["items"] == 20 and chosen[-1]["difference"] == pytest.approx(0.75, abs=0.1)
+    assert chosen[-1]["items"] == 20 and chosen[-1]["change"] == pytest.approx(0.75, abs=0.1)
     assert [plot.name for plot in summary.plots] == [
         "evidence-hotpotqa", "evidence-musique", "evidence-conflict",
     ]  # fmt: skip

@@ -13,7 +13,15 @@ import pytest
 from rich.console import Console
 
 from radar_core.evaluation.experiment import Plot, Summary, Table
-from radar_core.evaluation.report import as_dict, cell, load, markdown, note_on, print_summary, write
+from radar_core.evaluation.report import (
+    as_dict,
+    cell,
+    load,
+    markdown,
+    note_on,
+    print_summary,
+    write,
+)
 from radar_core.evaluation.runs import Header
 
 HEADER = Header(

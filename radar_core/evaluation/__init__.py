@@ -1,1 +1,1 @@
-"""Experiments that tell whether steering helps: data sets, metrics, statistics, and runs to resume."""
+"""Experiments that tell whether steering helps: data sets, metrics, statistics, runs."""

@@ -1,4 +1,4 @@
-"""A question with its paragraphs as a conversation: each article is reported by an agent of its own.
+"""A question with its paragraphs as a conversation: each article has an agent that reports it.
 
 The agent that reports an article is named after it, and everybody's messages reach the solver.
 """

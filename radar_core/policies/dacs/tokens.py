@@ -50,7 +50,7 @@ class TokenCounter:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         encode = getattr(tokenizer, "encode", None)
-        if not callable(encode):
+        if isinstance(tokenizer, str) or not callable(encode):
             raise ValueError(
                 f"tokenizer is a {type(tokenizer).__name__} without encode(text); pass the model's "
                 "own tokenizer, or EstimatedTokenizer() for a rough count"

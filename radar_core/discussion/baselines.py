@@ -77,8 +77,8 @@ def single_agent(model: Model, agent: Agent = SOLVER, **options: Any) -> Discuss
     Returns:
         The discussion.
     """
-    options = {"policy": FullContext(), "rounds": 1, "decision": ByLast()} | options
-    return Discussion([agent], Topology([], [agent.name]), model, **options)
+    usual: dict[str, Any] = {"policy": FullContext(), "rounds": 1, "decision": ByLast()}
+    return Discussion([agent], Topology([], [agent.name]), model, **(usual | options))
 
 
 def self_consistency(
@@ -102,14 +102,14 @@ def self_consistency(
     Raises:
         ValueError: the temperature is 0, which would draw the same answer every time.
     """
-    options = {"policy": FullContext(), "rounds": 1, "temperature": 0.7} | options
-    if options["temperature"] == 0:
+    usual: dict[str, Any] = {"policy": FullContext(), "rounds": 1, "temperature": 0.7} | options
+    if usual["temperature"] == 0:
         raise ValueError("temperature is 0, so all samples would be the same; expected such as 0.7")
     if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
         raise ValueError(f"samples must be a whole number >= 1, got {samples!r}")
     agents = [replace(agent, name=f"{agent.name} {number + 1}") for number in range(samples)]
     nobody = Topology([], [one.name for one in agents])
-    return Discussion(agents, nobody, model, decision=ByMajority(parse), **options)
+    return Discussion(agents, nobody, model, decision=ByMajority(parse), **usual)
 
 
 def chain(
@@ -126,9 +126,9 @@ def chain(
     Returns:
         The discussion.
     """
-    options = {"rounds": 1, "decision": ByLast()} | options
+    usual: dict[str, Any] = {"rounds": 1, "decision": ByLast()}
     schedule = Schedule.chain([agent.name for agent in agents])
-    return Discussion(agents, schedule, model, policy or FullContext(), **options)
+    return Discussion(agents, schedule, model, policy or FullContext(), **(usual | options))
 
 
 def debate(
@@ -158,7 +158,7 @@ def debate(
     if isinstance(agents, int):
         names = Topology.debate(agents).agents
         agents = [replace(SOLVER, name=name) for name in names]
-        options = {"temperature": 0.7} | options
-    options = {"decision": ByMajority(parse)} | options
+        options.setdefault("temperature", 0.7)
+    options.setdefault("decision", ByMajority(parse))
     schedule = Schedule.debate([agent.name for agent in agents])
     return Discussion(agents, schedule, model, policy or DebatePolicy(), rounds, **options)

@@ -134,9 +134,9 @@ class PipelineModel:
         prompt = tokenizer.apply_chat_template(
             messages, add_generation_prompt=True, return_dict=True
         )["input_ids"]
-        options = {"max_new_tokens": request.max_new_tokens, "do_sample": request.temperature > 0}
+        options: dict[str, Any] = {"max_new_tokens": request.max_new_tokens, "do_sample": False}
         if request.temperature > 0:
-            options["temperature"] = request.temperature
+            options |= {"do_sample": True, "temperature": request.temperature}
         devices = [self.pipeline.device] if self.pipeline.device.type == "cuda" else []
         with self._lock, torch.random.fork_rng(devices):
             torch.manual_seed(request.seed)

@@ -375,7 +375,7 @@ class _Talk:
         record = self.log.find((*key, "message", 0))
         if record is None:
             return None
-        asked = []
+        asked: list[Answer] = []
         while (call := self.log.find((*key, "policy", len(asked)))) is not None:
             asked.append(_answer(call))
         return Spoken(

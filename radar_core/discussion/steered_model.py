@@ -190,14 +190,14 @@ class SteeredModel:
             options["do_sample"] = True
             options["temperature"] = first.temperature
             options["seed"] = [request.seed for request, _ in sound]
-        batch = self._joined([inputs for _, inputs in sound])
+        batch: dict[str, Any] = self._joined([inputs for _, inputs in sound])
         if not first.anchors:
             del batch["anchors"]
         steered = Steered(
             self.steered.model, self.steered.tokenizer, self._method(first), sampler="radar"
         )
         started = time.perf_counter()
-        out = steered.generate(**batch, **(options | self.options))
+        out = steered.generate(**(batch | options | self.options))
         seconds = time.perf_counter() - started
         sequences = out if isinstance(out, Tensor) else out.sequences
         length = batch["input_ids"].shape[1]
@@ -216,7 +216,7 @@ class SteeredModel:
             )
         return answers
 
-    def _joined(self, prompts: Sequence[Inputs]) -> Inputs:
+    def _joined(self, prompts: Sequence[Inputs]) -> dict[str, Any]:
         tokenizer = self.steered.tokenizer
         padding = tokenizer.pad_token_id
         padding = tokenizer.eos_token_id if padding is None else padding

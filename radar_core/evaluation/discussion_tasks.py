@@ -7,14 +7,13 @@ from collections.abc import Sequence
 
 from radar_core.discussion.task import Task
 from radar_core.evaluation.items import Choice, Paragraph, Problem, Question
-from radar_core.evaluation.metrics import choice, f1, math_correct
+from radar_core.evaluation.metrics import choice, f1, final_answer, math_correct
 
 __all__ = ["Item", "dataset_of", "form", "parse_answer", "score", "task_for", "work"]
 
 Item = Question | Problem | Choice
 
-_ANSWER = re.compile(r"answer\s*:\s*(.+)", re.IGNORECASE)
-_BOXED = "\\boxed{"
+_STATED = re.compile(r"\\boxed\s*\{|answer(?:\s+is|\s*:)", re.IGNORECASE)
 # Beyond these a voter's answer and another's are the same.
 _NO_DIFFERENCE = re.compile(r"\b(?:a|an|the)\b|[^\w\s]")
 
@@ -89,18 +88,17 @@ def parse_answer(item: Item, text: str) -> str | None:
         text: what was said.
 
     Returns:
-        For a question what follows the last "Answer:", in small letters, without articles and
-        punctuation; for a problem what the last \\boxed{} holds, without blanks; for a choice the
-        letter. None if there is none.
+        The letter of a choice, else `final_answer`: of a problem without blanks, of a question in
+        small letters and without articles and punctuation. None if no answer is stated.
     """
     if isinstance(item, Choice):
         return choice(text, len(item.options))
+    if not _STATED.search(text):
+        return None
+    answer = final_answer(text)
     if isinstance(item, Problem):
-        boxed = _last_boxed(text)
-        return None if boxed is None else "".join(boxed.split()) or None
-    found = _ANSWER.findall(text)
-    words = _NO_DIFFERENCE.sub(" ", found[-1].lower()).split() if found else []
-    return " ".join(words) or None
+        return "".join(answer.split()) or None
+    return " ".join(_NO_DIFFERENCE.sub(" ", answer.lower()).split()) or None
 
 
 def score(item: Item, text: str | None) -> float:
@@ -111,14 +109,13 @@ def score(item: Item, text: str | None) -> float:
         text: the whole text of the decision; None if there is none, which scores 0.
 
     Returns:
-        F1 for a question (of what follows the last "Answer:", else of all of it); for the others 1
-        if it is right, else 0, also where no answer is found.
+        F1 of a question's `final_answer`; for the others 1 if it is right, else 0, also where no
+        answer is found.
     """
     if text is None:
         return 0.0
     if isinstance(item, Question):
-        found = _ANSWER.findall(text)
-        return f1((found[-1] if found else text).strip().strip(".*"), item)
+        return f1(final_answer(text), item)
     if isinstance(item, Problem):
         return float(math_correct(text, item) is True)
     return float(choice(text, len(item.options)) == item.answer)
@@ -127,15 +124,3 @@ def score(item: Item, text: str | None) -> float:
 def _note(paragraph: Paragraph) -> str:
     sentences = " ".join(sentence.strip() for sentence in paragraph.sentences)
     return f"{paragraph.title}: {sentences}"
-
-
-def _last_boxed(text: str) -> str | None:
-    start = text.rfind(_BOXED)
-    if start < 0:
-        return None
-    depth = 1
-    for place in range(start + len(_BOXED), len(text)):
-        depth += {"{": 1, "}": -1}.get(text[place], 0)
-        if depth == 0:
-            return text[start + len(_BOXED) : place]
-    return None

@@ -195,7 +195,7 @@ class Discussions:
     def _discussion(self, arm: str, item: Item) -> Discussion:
         model, agents = self._model, self._agents(item)
         parse = partial(parse_answer, item)
-        options = {"max_new_tokens": self.max_new_tokens, "seed": self.seed}
+        options: dict[str, Any] = {"max_new_tokens": self.max_new_tokens, "seed": self.seed}
         alone = Agent("solver", "solver", "You solve tasks carefully.", instruction=work(item))
         if arm == "single":
             return single_agent(model, alone, **options)

@@ -104,7 +104,13 @@ def _costs(rows: Sequence[Row], seed: int) -> Table:
     for arm in arms:
         interval = mean_interval(arm.overheads, seed=seed)
         each = ("seconds", "calls", "prompt_tokens", "completion_tokens", "anchor_tokens")
-        line = [arm.name, *map(arm.mean, each), arm.overhead, interval.low, interval.high]
+        line: list[Any] = [
+            arm.name,
+            *map(arm.mean, each),
+            arm.overhead,
+            interval.low,
+            interval.high,
+        ]
         cells.append([*line, arm.overhead_per_token, arm.share, _bars(arm)])
     return Table(
         f"What a task takes: {len(arms)} arms, {len(arms[0].rows)} items",

@@ -80,7 +80,7 @@ def test_problems_and_choices_are_plain_tasks():
     ("item", "text", "parsed", "scored"),
     [
         (QUESTION, "Answer: Rossini? No.\nAnswer: The Verdi.", "verdi", 1.0),
-        (QUESTION, "It was Verdi", None, 0.5),
+        (QUESTION, "It was Verdi\nor not", None, 0.5),
         (QUESTION, "Answer: ", None, 0.0),
         (PROBLEM, "so \\boxed{1} or rather \\boxed{\\frac{3}{4}}.", "\\frac{3}{4}", 1.0),
         (PROBLEM, "thus \\boxed{0.75}", "0.75", 1.0),

@@ -97,13 +97,17 @@ def print_json(value: Any) -> None:
     typer.echo(json.dumps(value, indent=2))
 
 
-def new_console() -> Console:
-    """Return a rich console on standard output that prints text as it is."""
+def new_console(width: int = 120) -> Console:
+    """Return a rich console on standard output that prints text as it is.
+
+    Args:
+        width: in columns, where standard output is no terminal.
+    """
     from rich.console import Console
 
     # Without a terminal rich would take 80 columns, too few for a sentence beside its figures.
-    width = None if sys.stdout.isatty() else 120
-    return Console(markup=False, highlight=False, width=width)
+    known = sys.stdout.isatty()
+    return Console(markup=False, highlight=False, width=None if known else width)
 
 
 def chosen_device(name: str) -> torch.device:

@@ -48,6 +48,8 @@ EXPERIMENTS = {
 SMOLLM2 = "smollm2"
 RESULTS = Path("results")
 INTERRUPTED = 130
+# Of a table of arms, where the output is no terminal.
+WIDTH = 160
 
 app = typer.Typer(
     help="Run an experiment on data and report it with intervals; what is interrupted goes on.",
@@ -281,7 +283,7 @@ def _report(summary: Summary, header: runs.Header, items: int, folder: Path, as_
     if as_json:
         print_json(reports.as_dict(summary, header, items))
     else:
-        reports.print_summary(new_console(), summary, items)
+        reports.print_summary(new_console(WIDTH), summary, items)
     typer.echo(f"Written: {', '.join(map(str, written))}", err=True)
 
 

@@ -199,6 +199,8 @@ def _extra_columns(rows: Sequence[Row]) -> dict[str, Callable[[Arm], float | Non
         "recall": "gold_found",
     }
     held = {name for row in rows for name, value in row.items() if value is not None}
+    if all(row.get("gold_found", 1) == 1 for row in rows):
+        held.discard("gold_found")  # gold itself is anchored
     return {title: mean(measure) for title, measure in known.items() if measure in held}
 
 
@@ -207,7 +209,8 @@ _SHARED_NOTE = (
     "high); p: sign-flip permutation test, for this arm alone, so that of many arms some fall "
     "below 0.05 by chance; better: share of the items with a gain; mass, steered: share of the "
     "last prompt token's attention on the anchors, before and under steering (SPA works on the "
-    "output and leaves it). Biases and target masses steer the answer alone unless they say all tokens."
+    "output and leaves it). Biases and target masses steer the answer alone unless they say all "
+    "tokens."
 )
 _NOTES = {
     False: "log p: log-probability of the gold answer, all its tokens together, in nats; per "

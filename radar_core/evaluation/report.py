@@ -148,7 +148,10 @@ def cell(value: str | float | int | None) -> str:
 
 def _dependencies(header: Header) -> Table:
     plain = header.plain()
-    rows = [["experiment", header.name], ["seed", header.seed]]
+    rows: list[list[str | float | int | None]] = [
+        ["experiment", header.name],
+        ["seed", header.seed],
+    ]
     for part in ("model", "settings", "data", "versions", "machine"):
         rows += [[f"{part}: {name}", _inline(value)] for name, value in plain[part].items()]
     return Table("", ["what", "value"], rows)

@@ -323,7 +323,7 @@ class Steered:
         """Return what a prompt's selector has read of it with this very model, as a cache."""
         model = unwrapped(self.model)
         selector = getattr(getattr(messages, "chosen", None), "selector", None)
-        if not hasattr(selector, "cache_for"):
+        if selector is None or not hasattr(selector, "cache_for"):
             return {}
         most = unchanged_tokens(model, self.method, inputs["anchors"], dict(generate))
         ids = inputs["input_ids"][0].tolist()

@@ -139,9 +139,9 @@ class PromptReader:
             if length < 1 or self._cache is None:
                 return None
             given = DynamicCache(config=self.model.config)
-            for index, layer in enumerate(self._cache.layers):
+            layers: list[Any] = self._cache.layers
+            for index, layer in enumerate(layers):
                 if layer.is_initialized:
-                    assert layer.keys is not None and layer.values is not None
                     given.update(layer.keys[:, :, :length], layer.values[:, :, :length], index)
             return given
 

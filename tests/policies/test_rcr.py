@@ -36,7 +36,8 @@ def routed(policy, now):
 
 WORDS = st.sampled_from(
     ["the", "budget", "is", "40,000.", "Plan:", "Answer:", "not", "so.", "\n\n", "\n",
-     "e\u0301", "😀", "👩\u200d🔬", "한국어", "ﷺ", "👍🏽", "x" * 70, "\u0301", "Fact [a] (0.9):", "<|im_end|>"]
+     "e\u0301", "😀", "👩\u200d🔬", "한국어", "ﷺ", "👍🏽", "x" * 70, "\u0301",
+     "Fact [a] (0.9):", "<|im_end|>"]
 )  # fmt: skip
 TEXTS = st.lists(WORDS, max_size=40).map(" ".join) | st.text(
     st.characters(codec="utf-8"), max_size=60

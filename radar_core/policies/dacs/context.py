@@ -32,6 +32,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal, get_args
 
 from radar_core.policies.dacs.registry import MAX_ID_TOKENS, RegistryEntry, Status, Urgency
@@ -254,15 +255,21 @@ class ContextBuilder:
             return parts, []
         reductions: list[str] = []
         for name, most, cut in steps:
-            whole = parts
-            kept = largest(
-                most, lambda kept, cut=cut, whole=whole: self._fits(text(cut(whole, kept)))
-            )
+            kept = largest(most, partial(self._fits_cut, text, cut, parts))
             reductions += [name] * bool(most)
-            parts = cut(whole, kept or 0)
+            parts = cut(parts, kept or 0)
             if kept is not None:
                 return parts, reductions
         return None, reductions
+
+    def _fits_cut(
+        self,
+        text: Callable[[_Parts], str],
+        cut: Callable[[_Parts, int], _Parts],
+        parts: _Parts,
+        kept: int,
+    ) -> bool:
+        return self._fits(text(cut(parts, kept)))
 
     def _bare(self, context: FocusContext, mode: Mode, reductions: list[str]) -> BuiltContext:
         """What is left where not even the frame fits, as with a name far over its limit."""

@@ -416,8 +416,9 @@ class Orchestrator:
         built = self.builder.registry(self.registry.entries, message.text)
         call = asyncio.ensure_future(self._call(State.USER, built, about))
         try:
+            awaited: set[asyncio.Future[Any]] = {call, message.future}
             await asyncio.wait(
-                {call, message.future},
+                awaited,
                 timeout=self.max_seconds,
                 return_when=asyncio.FIRST_COMPLETED,
             )
@@ -580,9 +581,11 @@ class Orchestrator:
 
     def _fail_all(self, error: Exception) -> None:
         """As `_abandon_all`, but with an error, and with no use of what may have failed."""
-        for waiting in (*self._open, *self._messages):
-            if not waiting.future.done():
-                waiting.future.set_exception(error)
+        futures: list[asyncio.Future[Any]] = [waiting.future for waiting in self._open]
+        futures += [waiting.future for waiting in self._messages]
+        for future in futures:
+            if not future.done():
+                future.set_exception(error)
         for session in self._open:
             if session.awaited is not None:
                 _drop(session.awaited)

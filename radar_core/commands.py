@@ -487,7 +487,7 @@ def _selection(chosen: Chosen, graph: Topology) -> dict[str, Any]:
             {
                 **{
                     name.replace("similarity", "cosine"): value
-                    for name, value in dataclasses.asdict(item).items()
+                    for name, value in item._asdict().items()
                 },
                 "hops": hops[item.sender],
             }

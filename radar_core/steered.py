@@ -322,7 +322,7 @@ class Steered:
     ) -> dict[str, Any]:
         """Return what a prompt's selector has read of it with this very model, as a cache."""
         model = unwrapped(self.model)
-        selector = getattr(getattr(messages, "chosen", None), "selector", None)
+        selector: Any = getattr(getattr(messages, "chosen", None), "selector", None)
         if not hasattr(selector, "cache_for"):
             return {}
         most = unchanged_tokens(model, self.method, inputs["anchors"], dict(generate))

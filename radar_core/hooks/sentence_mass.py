@@ -140,9 +140,10 @@ class PromptReader:
                 return None
             given = DynamicCache(config=self.model.config)
             for index, layer in enumerate(self._cache.layers):
-                if layer.is_initialized:
-                    assert layer.keys is not None and layer.values is not None
-                    given.update(layer.keys[:, :, :length], layer.values[:, :, :length], index)
+                held: Any = layer
+                if held.is_initialized:  # not so where layers share keys
+                    kept = held.keys[:, :, :length], held.values[:, :, :length]
+                    given.update(*kept, index)
             return given
 
     def forget(self) -> None:

@@ -212,7 +212,7 @@ class Steered:
         input_ids: Tensor | None = None,
         *,
         anchors: Any = None,
-        seed: int | None = None,
+        seed: int | Sequence[int] | None = None,
         **inputs: Any,
     ) -> Any:
         """Call the model's own `generate` with the method applied.
@@ -222,8 +222,8 @@ class Steered:
             anchors: bool (or 0/1) [batch, prompt], True = steer towards this token; for biases
                 other numbers are a factor of the bias for each token. None or all False generates
                 unsteered.
-            seed: of the draws of `sampler="radar"`, row i draws with seed + i; None takes one from
-                torch's generator.
+            seed: of the draws of `sampler="radar"`, row i draws with seed + i; or one for each row;
+                None takes one from torch's generator.
             **inputs: anything `model.generate` takes.
 
         Returns:
@@ -322,8 +322,8 @@ class Steered:
     ) -> dict[str, Any]:
         """Return what a prompt's selector has read of it with this very model, as a cache."""
         model = unwrapped(self.model)
-        selector: Any = getattr(getattr(messages, "chosen", None), "selector", None)
-        if not hasattr(selector, "cache_for"):
+        selector = getattr(getattr(messages, "chosen", None), "selector", None)
+        if selector is None or not hasattr(selector, "cache_for"):
             return {}
         most = unchanged_tokens(model, self.method, inputs["anchors"], dict(generate))
         ids = inputs["input_ids"][0].tolist()

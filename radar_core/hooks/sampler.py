@@ -33,7 +33,7 @@ class RadarSampler(LogitsProcessor):
     """Draws the next token by `radar_kernels.sample_logits` and leaves `generate` no other.
 
     Args:
-        seed: int64 0-dim on the model's device; row i draws with seed + i.
+        seed: int64 on the model's device; 0-dim, where row i draws with seed + i, or [B].
         **parameters: temperature, top_k, top_p and min_p, as `sample_logits` takes them.
     """
 
@@ -52,7 +52,7 @@ class RadarSampler(LogitsProcessor):
         return torch.full_like(scores, -torch.inf).scatter_(1, tokens[:, None], 0.0)
 
 
-def sample_with_radar(model: Any, seed: int | None, undo: Undo) -> None:
+def sample_with_radar(model: Any, seed: int | Sequence[int] | None, undo: Undo) -> None:
     """Let a model's `generate` draw by `sample_logits` wherever it would sample.
 
     transformers decides by itself what it would do to the logits; where that is no more than
@@ -60,7 +60,7 @@ def sample_with_radar(model: Any, seed: int | None, undo: Undo) -> None:
 
     Args:
         model: a transformers model.
-        seed: of the draws; None takes one from torch's generator.
+        seed: of the draws, or one for each row; None takes one from torch's generator.
         undo: is told how to end this.
 
     Raises:

@@ -139,11 +139,10 @@ class PromptReader:
             if length < 1 or self._cache is None:
                 return None
             given = DynamicCache(config=self.model.config)
-            for index, layer in enumerate(self._cache.layers):
-                held: Any = layer
-                if held.is_initialized:  # not so where layers share keys
-                    kept = held.keys[:, :, :length], held.values[:, :, :length]
-                    given.update(*kept, index)
+            layers: list[Any] = self._cache.layers
+            for index, layer in enumerate(layers):
+                if layer.is_initialized:
+                    given.update(layer.keys[:, :, :length], layer.values[:, :, :length], index)
             return given
 
     def forget(self) -> None:

@@ -1,0 +1,46 @@
+"""Who takes part in a discussion."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from radar_core.policies.policy import Policy
+
+__all__ = ["Agent"]
+
+
+@dataclass(frozen=True)
+class Agent:
+    """A participant of a discussion.
+
+    Args:
+        name: differs from every other agent's; the schedule's graphs know the agent by it.
+        role: what it is, in a few words, for those who read it and for policies that route by role.
+        system: its system prompt; "" for none.
+        policy: decides what it is shown; None for the discussion's policy.
+        instruction: what it has to do with the task, put after the task's text; None for nothing.
+
+    Raises:
+        ValueError: the name or the role is blank, or a text is no str.
+    """
+
+    name: str
+    role: str
+    system: str = ""
+    policy: Policy | None = None
+    instruction: str | None = None
+
+    def __post_init__(self) -> None:
+        for field in ("name", "role"):
+            value = getattr(self, field)
+            if not isinstance(value, str) or not value.strip():
+                raise ValueError(f"an agent's {field} must be a non-empty str, got {value!r}")
+        for field in ("system", "instruction"):
+            value = getattr(self, field)
+            if not isinstance(value, str) and (value is not None or field == "system"):
+                raise ValueError(f"{self.name}'s {field} must be a str, got {value!r}")
+        if self.policy is not None and not callable(getattr(self.policy, "context", None)):
+            raise ValueError(
+                f"{self.name}'s policy has no context(turn, ask): expected a policy such as "
+                f"FullContext(), got {self.policy!r}"
+            )

@@ -1,0 +1,180 @@
+"""Graphs whose edges are learned: drawn by their probabilities, raised or lowered, and pruned."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from radar_core.topology import Topology
+
+__all__ = ["LearnedEdges", "batches", "policy_loss", "same_agents", "utilities"]
+
+
+class LearnedEdges:
+    """One or several graphs over the same agents, with a mask and a logit for each edge.
+
+    An edge of the mask is there with probability sigmoid(logit), at first 1/2.
+
+    Args:
+        topology: the edges that there can be; those from an agent to itself are left out.
+        graphs: how many graphs, all alike at first.
+        acyclic: whether an edge that would close a cycle is left out.
+    """
+
+    def __init__(self, topology: Topology, graphs: int, *, acyclic: bool) -> None:
+        self.agents = topology.agents
+        self.acyclic = acyclic
+        place = {name: index for index, name in enumerate(self.agents)}
+        self.mask = torch.zeros(graphs, len(place), len(place), dtype=torch.bool)
+        for a, b in topology.edges:
+            self.mask[:, place[a], place[b]] = a != b
+        self.logits = torch.zeros(self.mask.shape, dtype=torch.float64, requires_grad=True)
+
+    def probabilities(self) -> Tensor:
+        """Return the probability of every edge, 0 for those outside the mask.
+
+        Returns:
+            float64 [graphs, senders, receivers].
+        """
+        return self.logits.sigmoid() * self.mask
+
+    def draw(self, generator: torch.Generator) -> tuple[list[Topology], Tensor]:
+        """Draw every graph, its edges sender by sender.
+
+        Args:
+            generator: draws.
+
+        Returns:
+            The graphs, and the log-probability of their draw. An edge that would close a cycle is
+            left out without a draw, as AgentPrune does.
+        """
+        chance = torch.rand(self.mask.shape, generator=generator, dtype=torch.float64)
+        wanted = chance < self.probabilities().detach()
+        drawn: list[Topology] = []
+        considered = torch.zeros_like(self.mask)
+        taken = torch.zeros_like(self.mask)
+        for graph in range(len(self.mask)):
+            places = self.mask[graph].nonzero().tolist()
+            growing = _Growing(len(self.agents), self.acyclic)
+            for a, b in places:
+                if growing.closes_cycle(a, b):
+                    continue
+                considered[graph, a, b] = True
+                if wanted[graph, a, b]:
+                    taken[graph, a, b] = True
+                    growing.add(a, b)
+            drawn.append(self._topology(growing.edges))
+        return drawn, _log_probability(self.logits, considered, taken)
+
+    def kept(self) -> list[Topology]:
+        """Return every graph with all edges of its mask, the most probable first.
+
+        Where the edges must not close a cycle, the less probable one is left out.
+        """
+        graphs = []
+        for mask, logits in zip(self.mask, self.logits.detach(), strict=True):
+            growing = _Growing(len(self.agents), self.acyclic)
+            for a, b in sorted(mask.nonzero().tolist(), key=lambda edge: -float(logits[*edge])):
+                if not growing.closes_cycle(a, b):
+                    growing.add(a, b)
+            graphs.append(self._topology(growing.edges))
+        return graphs
+
+    def masks(self) -> tuple[frozenset[tuple[str, str]], ...]:
+        """Return the edges of every graph's mask."""
+        return tuple(
+            frozenset((self.agents[a], self.agents[b]) for a, b in mask.nonzero().tolist())
+            for mask in self.mask
+        )
+
+    def prune(self, rate: float) -> None:
+        """Take the edges with the lowest logits out of every graph's mask.
+
+        Args:
+            rate: the share of its edges, rounded, but at least one edge.
+        """
+        for mask, logits in zip(self.mask, self.logits.detach(), strict=True):
+            edges = sorted(mask.nonzero().tolist(), key=lambda edge: float(logits[*edge]))
+            for a, b in edges[: max(1, round(rate * len(edges)))]:
+                mask[a, b] = False
+
+    def _topology(self, edges: Iterable[tuple[int, int]]) -> Topology:
+        return Topology([(self.agents[a], self.agents[b]) for a, b in edges], self.agents)
+
+
+class _Growing:
+    """A graph that edges are added to, with who reaches whom."""
+
+    def __init__(self, agents: int, acyclic: bool) -> None:
+        self.edges: list[tuple[int, int]] = []
+        self.acyclic = acyclic
+        self._reached = [{agent} for agent in range(agents)]
+
+    def closes_cycle(self, a: int, b: int) -> bool:
+        return self.acyclic and a in self._reached[b]
+
+    def add(self, a: int, b: int) -> None:
+        self.edges.append((a, b))
+        for reached in self._reached:
+            if a in reached:
+                reached |= self._reached[b]
+
+
+def _log_probability(logits: Tensor, considered: Tensor, taken: Tensor) -> Tensor:
+    each = torch.where(taken, logsigmoid(logits), logsigmoid(-logits))
+    return (each * considered).sum()
+
+
+def policy_loss(log_probabilities: Sequence[Tensor], gained: Tensor, baseline: bool) -> Tensor:
+    """Return the loss of REINFORCE: the mean of -log-probability times utility.
+
+    Args:
+        log_probabilities: of each draw.
+        gained: float64, the utility of each draw.
+        baseline: subtract the mean utility of the batch, which lowers the variance.
+    """
+    if baseline:
+        gained = gained - gained.mean()
+    return -(torch.stack(list(log_probabilities)) * gained).mean()
+
+
+def batches(items: Sequence[Any], size: int, count: int) -> Iterator[list[Any]]:
+    """Give so many batches of items, over and over in their order."""
+    endless = itertools.cycle(items)
+    for _ in range(count):
+        yield list(itertools.islice(endless, size))
+
+
+async def utilities(
+    utility: Callable[[Any, Any], Awaitable[float]], graphs: Sequence[Any], items: Sequence[Any]
+) -> Tensor:
+    """Await the utility of each graph for its item, all at once.
+
+    Returns:
+        float64 [number of items].
+
+    Raises:
+        ValueError: one of them is no finite number.
+    """
+    found = await asyncio.gather(
+        *(utility(graph, item) for graph, item in zip(graphs, items, strict=True))
+    )
+    gained = torch.tensor([float(one) for one in found], dtype=torch.float64)
+    if not bool(gained.isfinite().all()):
+        raise ValueError(f"a utility must be a finite number, got {gained.tolist()}")
+    return gained
+
+
+def same_agents(spatial: Topology, temporal: Topology) -> None:
+    """Raise ValueError unless both graphs have the same agents in the same order."""
+    if spatial.agents != temporal.agents:
+        raise ValueError(
+            "spatial and temporal must have the same agents in the same order, got "
+            f"{', '.join(spatial.agents)} and {', '.join(temporal.agents)}"
+        )

@@ -1,0 +1,233 @@
+"""A discussion's log: a line for every answer of a model, from which a discussion goes on."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import time
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+__all__ = ["Log"]
+
+logger = logging.getLogger("radar_core")
+
+FORMAT = 1
+
+Key = tuple[str, int, str, str, int]
+
+
+class Log(AbstractContextManager["Log"]):
+    """A file of JSON lines, held by this process alone while it is open.
+
+    The first line is a header with the settings. Then, each written as it happens:
+    {"task", "text", "notes"} when a task begins; {"call", "task", "round", "agent", "number",
+    "text", "prompt_tokens", "completion_tokens", "anchor_tokens", "seconds", "seed", "at", ...} for
+    every answer, where "call" is "message" for what an agent says (with "policy_seconds") or
+    "policy" for what its policy asked; {"failure", ...} for every failed attempt; and {"verdict",
+    "task", ...} when a task has ended. A last line that a crash cut off is dropped.
+
+    Args:
+        path: the file, which is made if need be; None keeps nothing.
+        settings: what the answers depend on, as JSON.
+
+    Raises:
+        ValueError: on entering: the file is no log, is damaged, belongs to other settings, or is
+            held by another process.
+    """
+
+    def __init__(self, path: str | os.PathLike[str] | None, settings: Mapping[str, Any]) -> None:
+        self.path = None if path is None else Path(path)
+        # As it reads back, so that it can be compared.
+        self.settings = json.loads(json.dumps(settings))
+        self._file: BinaryIO | None = None
+        self._calls: dict[Key, dict[str, Any]] = {}
+        self._tasks: dict[str, dict[str, Any]] = {}
+        self._ended: set[str] = set()
+
+    def __enter__(self) -> Log:
+        if self.path is None:
+            return self
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = open(self.path, "a+b", buffering=0)
+        try:
+            _hold(self._file, self.path)
+            self._read()
+        except BaseException:
+            self._file.close()
+            raise
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def begin(self, task: str, text: str, notes: Mapping[str, str]) -> None:
+        """Note that a task begins, or goes on.
+
+        Args:
+            task: its id.
+            text: its text.
+            notes: its private notes.
+
+        Raises:
+            ValueError: the log has a task of this id with another text or other notes.
+        """
+        known = self._tasks.get(task)
+        if known is None:
+            self._tasks[task] = {"text": text, "notes": dict(notes)}
+            self._write({"task": task, **self._tasks[task]})
+        elif known != {"text": text, "notes": dict(notes)}:
+            raise ValueError(
+                f"{self.path} has another task {task!r}, which begins {known['text'][:60]!r}; give "
+                "this one another id, or use another log"
+            )
+
+    def find(self, key: Key) -> dict[str, Any] | None:
+        """Return the record of a call that was answered, None if there is none.
+
+        Args:
+            key: (task, round, agent, "message" or "policy", number within the turn).
+        """
+        return self._calls.get(key)
+
+    def answered(self, key: Key, record: Mapping[str, Any]) -> None:
+        """Write an answer.
+
+        Args:
+            key: as in `find`.
+            record: its fields, as JSON.
+        """
+        task, round, agent, call, number = key
+        line = {"call": call, "task": task, "round": round, "agent": agent, "number": number}
+        self._calls[key] = {**line, **record}
+        self._write({**self._calls[key], "at": _now()})
+
+    def failed(self, key: Key, attempt: int, error: BaseException) -> None:
+        """Write that an attempt failed."""
+        task, round, agent, call, number = key
+        what = f"{type(error).__name__}: {error}"
+        self._write(
+            {"failure": what, "attempt": attempt, "call": call, "task": task, "round": round}
+            | {"agent": agent, "number": number, "at": _now()}
+        )
+
+    def ended(self, task: str, verdict: Mapping[str, Any]) -> None:
+        """Write what came of a task, once."""
+        if task not in self._ended:
+            self._ended.add(task)
+            self._write({"verdict": dict(verdict), "task": task, "at": _now()})
+
+    def _write(self, record: Mapping[str, Any]) -> None:
+        if self._file is None:
+            return
+        # Unbuffered: what is written has left this process, whatever becomes of it.
+        line = memoryview(json.dumps(record, allow_nan=False).encode() + b"\n")
+        while line:
+            line = line[self._file.write(line) :]
+
+    def _read(self) -> None:
+        assert self._file is not None
+        self._file.seek(0)
+        content = self._file.read()
+        whole = content.rfind(b"\n") + 1
+        if whole < len(content):
+            _check_torn(content[:whole], content[whole:], self.path)
+            logger.warning(
+                "%s ends in the middle of a line, which a crash must have cut off; the line is "
+                "dropped and what it told is asked again",
+                self.path,
+            )
+            self._file.truncate(whole)
+        if not whole:
+            self._write({"radar_discussion": FORMAT, "settings": self.settings})
+            return
+        records = [
+            _parsed(line, f"{self.path}:{number}")
+            for number, line in enumerate(content[:whole].splitlines(), start=1)
+        ]
+        self._check_header(records[0])
+        for number, record in enumerate(records[1:], start=2):
+            try:
+                self._take(record)
+            except (KeyError, TypeError):
+                raise ValueError(
+                    f"{self.path}:{number}: not a line of a discussion's log"
+                ) from None
+
+    def _check_header(self, header: Mapping[str, Any]) -> None:
+        if header.get("radar_discussion") != FORMAT:
+            raise ValueError(
+                f"{self.path} is no discussion's log of format {FORMAT}; give another path"
+            )
+        found = header.get("settings")
+        if found != self.settings:
+            raise ValueError(
+                f"{self.path} is the log of a discussion with other settings: "
+                f"{_difference(found, self.settings)}; use another log, or the same settings"
+            )
+
+    def _take(self, record: dict[str, Any]) -> None:
+        if "verdict" in record:
+            self._ended.add(record["task"])
+        elif "failure" in record:
+            pass
+        elif "call" in record:
+            key = (record["task"], record["round"], record["agent"])
+            self._calls[(*key, record["call"], record["number"])] = record
+        else:
+            self._tasks[record["task"]] = {"text": record["text"], "notes": record["notes"]}
+
+
+def _now() -> float:
+    """Return the time of day in seconds since 1970, to the millisecond."""
+    return round(time.time(), 3)
+
+
+def _hold(file: BinaryIO, path: Path) -> None:
+    """Take the file for this process; the system lets go of it however the process ends."""
+    try:
+        import fcntl
+    except ImportError:  # Windows: nothing to hold it by
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in (errno.EAGAIN, errno.EACCES):
+            raise
+        raise ValueError(
+            f"another discussion is writing {path}; wait for it, or give another path"
+        ) from None
+
+
+def _check_torn(whole: bytes, torn: bytes, path: Path | None) -> None:
+    """Refuse to cut anything off a file that is no log."""
+    if not whole and not torn.startswith(b'{"radar_discussion"'[: len(torn)]):
+        raise ValueError(f"{path} is no discussion's log; give another path")
+
+
+def _parsed(line: bytes, where: str) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"{where}: not JSON: {error}") from None
+    if not isinstance(record, dict):
+        raise ValueError(f"{where}: expected a JSON object, got {type(record).__name__}")
+    return record
+
+
+def _difference(found: Any, wanted: Any, where: str = "") -> str:
+    """Name the first setting that differs, and how."""
+    if isinstance(found, dict) and isinstance(wanted, dict):
+        for key in dict.fromkeys((*found, *wanted)):
+            if found.get(key) != wanted.get(key) or (key in found) != (key in wanted):
+                return _difference(found.get(key), wanted.get(key), f"{where}.{key}".strip("."))
+    if isinstance(found, list) and isinstance(wanted, list) and len(found) == len(wanted):
+        for place, (one, other) in enumerate(zip(found, wanted, strict=True)):
+            if one != other:
+                return _difference(one, other, f"{where}[{place}]")
+    return f"{where} was {json.dumps(found)[:200]} and is {json.dumps(wanted)[:200]}"

@@ -1,0 +1,266 @@
+"""A model that steers, and answers in one batch whatever is asked of it at the same time."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from radar_core.discussion.model import Answer, Request
+from radar_core.methods import Method
+from radar_core.steered import Steered, check_fits
+
+__all__ = ["SteeredModel"]
+
+Inputs = dict[str, Tensor]
+
+
+class SteeredModel:
+    """Answers by a transformers model on this machine, steered towards each request's anchors.
+
+    Requests that wait at the same time go through the model as one left-padded batch, in a worker
+    thread, if they have the same method, temperature and length limit, and all of them anchors or
+    none. Every row has its own anchors and its own seed: greedy answers are those that a request
+    alone would get, up to rounding, and so are sampled ones, which `sample_logits` draws.
+
+    Args:
+        model: a decoder-only transformers model in evaluation mode.
+        tokenizer: its tokenizer, with a chat template.
+        method: steers requests that bring no method of their own; None is SPA(strength=1.4).
+        batch_size: the most requests of a batch.
+        options: further arguments of `generate`, such as {"repetition_penalty": 1.0}. Sampling
+            knows temperature, top_k, top_p and min_p only.
+        template: further arguments of the chat template, such as {"enable_thinking": False}.
+
+    Raises:
+        ValueError: a value is unusable.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        method: Method | None = None,
+        batch_size: int = 8,
+        *,
+        options: Mapping[str, Any] | None = None,
+        template: Mapping[str, Any] | None = None,
+    ) -> None:
+        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+            raise ValueError(f"batch_size must be a whole number >= 1, got {batch_size!r}")
+        if tokenizer is None:
+            raise ValueError("a discussion needs a tokenizer: SteeredModel(model, tokenizer)")
+        self.steered = Steered(model, tokenizer, method, sampler="radar")
+        self.batch_size = batch_size
+        self.options = dict(options or {})
+        self.template = dict(template or {})
+        self._lock = threading.Lock()
+        self._queues: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Queue] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """What the answers depend on."""
+        model = self.steered.model
+        return {
+            "model": getattr(model, "name_or_path", "") or type(model).__name__,
+            "dtype": str(model.dtype),
+            "method": self.steered.method,
+            "options": self.options,
+            "template": self.template,
+        }
+
+    async def __call__(self, request: Request) -> Answer:
+        """Answer one prompt; see `Model`.
+
+        The answer's `seconds` are those of the batch that it was part of.
+
+        Raises:
+            ValueError: the prompt does not fit the model, its anchors are not in it or cannot be
+                steered towards, or a value is unusable; other requests are not troubled.
+        """
+        loop = asyncio.get_running_loop()
+        queue = self._queues.setdefault(loop, _Queue())
+        waiting = _Waiting(request, loop.create_future())
+        queue.waiting.append(waiting)
+        if queue.server is None:
+            queue.server = loop.create_task(self._serve(queue))
+        return await waiting.answer
+
+    async def _serve(self, queue: _Queue) -> None:
+        while True:
+            await asyncio.sleep(0)  # those who speak at the same time have asked by then
+            batch = self._next_batch(queue)
+            if not batch:
+                queue.server = None
+                return
+            try:
+                requests = [one.request for one in batch]
+                answers = await asyncio.to_thread(self._answer, requests)
+            except asyncio.CancelledError:
+                for one in (*batch, *queue.waiting):
+                    one.answer.cancel()
+                queue.server = None
+                raise
+            except Exception as error:
+                answers = [error] * len(batch)
+            for one, answer in zip(batch, answers, strict=True):
+                if one.answer.done():  # nobody waits for it any more
+                    continue
+                if isinstance(answer, Exception):
+                    one.answer.set_exception(answer)
+                else:
+                    one.answer.set_result(answer)
+
+    def _next_batch(self, queue: _Queue) -> list[_Waiting]:
+        """Take the request that waits longest, and those that can go with it."""
+        waiting = [one for one in queue.waiting if not one.answer.done()]
+        batch: list[_Waiting] = []
+        left: deque[_Waiting] = deque()
+        for one in waiting:
+            fits = len(batch) < self.batch_size
+            if fits and (not batch or self._go_together(batch[0].request, one.request)):
+                batch.append(one)
+            else:
+                left.append(one)
+        queue.waiting = left
+        return batch
+
+    def _go_together(self, one: Request, other: Request) -> bool:
+        return (
+            one.temperature == other.temperature
+            and one.max_new_tokens == other.max_new_tokens
+            and bool(one.anchors) == bool(other.anchors)
+            and (not one.anchors or self._method(one) == self._method(other))
+        )
+
+    def _method(self, request: Request) -> Method:
+        return self.steered.method if request.method is None else request.method
+
+    def _answer(self, requests: Sequence[Request]) -> list[Answer | Exception]:
+        """Answer requests that go together; what is wrong with one of them is its answer alone."""
+        with self._lock:
+            prepared = [self._prepare(request) for request in requests]
+            sound = [
+                (request, inputs)
+                for request, inputs in zip(requests, prepared, strict=True)
+                if not isinstance(inputs, Exception)
+            ]
+            answers = iter(self._generate_or_each(sound) if sound else ())
+            return [
+                inputs if isinstance(inputs, Exception) else next(answers) for inputs in prepared
+            ]
+
+    def _prepare(self, request: Request) -> Inputs | Exception:
+        try:
+            _check(request)
+            inputs = self.steered.prepare(
+                [request.messages], [request.anchors], template=self.template
+            )
+            check_fits(self.steered.model, inputs["input_ids"].shape[1], request.max_new_tokens)
+            return inputs
+        except Exception as error:
+            return error
+
+    def _generate_or_each(
+        self, sound: Sequence[tuple[Request, Inputs]]
+    ) -> Sequence[Answer | Exception]:
+        try:
+            return self._generate(sound)
+        except ValueError as error:
+            if len(sound) == 1:
+                return [error]
+            # One of them is what the method cannot do; the others are not to suffer for it.
+            return [self._generate_or_each([one])[0] for one in sound]
+
+    def _generate(self, sound: Sequence[tuple[Request, Inputs]]) -> list[Answer | Exception]:
+        first = sound[0][0]
+        options: dict[str, Any] = {"max_new_tokens": first.max_new_tokens, "do_sample": False}
+        if first.temperature > 0:
+            options["do_sample"] = True
+            options["temperature"] = first.temperature
+            options["seed"] = [request.seed for request, _ in sound]
+        batch: dict[str, Any] = self._joined([inputs for _, inputs in sound])
+        if not first.anchors:
+            del batch["anchors"]
+        steered = Steered(
+            self.steered.model, self.steered.tokenizer, self._method(first), sampler="radar"
+        )
+        started = time.perf_counter()
+        out = steered.generate(**(batch | options | self.options))
+        seconds = time.perf_counter() - started
+        sequences = out if isinstance(out, Tensor) else out.sequences
+        length = batch["input_ids"].shape[1]
+        ends = self._ends()
+        answers: list[Answer | Exception] = []
+        for (_, inputs), row in zip(sound, sequences[:, length:].tolist(), strict=True):
+            end = next((place for place, token in enumerate(row, 1) if token in ends), len(row))
+            answers.append(
+                Answer(
+                    steered.tokenizer.decode(row[:end], skip_special_tokens=True),
+                    prompt_tokens=inputs["input_ids"].shape[1],
+                    completion_tokens=end,
+                    seconds=seconds,
+                    anchor_tokens=int(inputs["anchors"].sum()),
+                )
+            )
+        return answers
+
+    def _joined(self, prompts: Sequence[Inputs]) -> dict[str, Any]:
+        tokenizer = self.steered.tokenizer
+        padding = tokenizer.pad_token_id
+        padding = tokenizer.eos_token_id if padding is None else padding
+        fill = {"input_ids": padding or 0, "attention_mask": 0, "anchors": False}
+        longest = max(prompt["input_ids"].shape[1] for prompt in prompts)
+        return {
+            name: torch.cat(
+                [
+                    pad(prompt[name], (longest - prompt[name].shape[1], 0), value=value)
+                    for prompt in prompts
+                ]
+            )
+            for name, value in fill.items()
+        }
+
+    def _ends(self) -> set[int]:
+        """Return the tokens that end an answer."""
+        ends = self.options.get("eos_token_id", self.steered.model.generation_config.eos_token_id)
+        return set() if ends is None else {ends} if isinstance(ends, int) else set(ends)
+
+
+@dataclass
+class _Waiting:
+    """A request and where its answer goes."""
+
+    request: Request
+    answer: asyncio.Future[Answer]
+
+
+@dataclass
+class _Queue:
+    """What waits in one event loop, and the task that serves it while there is something."""
+
+    waiting: deque[_Waiting] = field(default_factory=deque)
+    server: asyncio.Task[None] | None = None
+
+
+def _check(request: Request) -> None:
+    new, temperature = request.max_new_tokens, request.temperature
+    if isinstance(new, bool) or not isinstance(new, int) or new < 1:
+        raise ValueError(f"max_new_tokens must be a whole number >= 1, got {new!r}")
+    if isinstance(temperature, bool) or not isinstance(temperature, int | float):
+        raise ValueError(f"temperature must be a number, got {temperature!r}")
+    if not 0 <= temperature < float("inf"):
+        raise ValueError(f"temperature must be at least 0 and finite, got {temperature!r}")
+    if isinstance(request.seed, bool) or not isinstance(request.seed, int):
+        raise ValueError(f"seed must be a whole number, got {request.seed!r}")

@@ -1,0 +1,47 @@
+"""What a discussion is about."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+__all__ = ["Task"]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task, and what each agent alone knows of it.
+
+    Args:
+        text: the question or task; not blank.
+        notes: private notes by the agent's name; they stand below its system prompt, so nobody
+            else sees them and they are never anchored.
+        id: differs from every other task's of the same log; "" is taken from the text and notes.
+
+    Raises:
+        ValueError: the text is blank, or notes is no mapping of str to str.
+    """
+
+    text: str
+    notes: Mapping[str, str] = field(default_factory=dict)
+    id: str = ""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.text, str) or not self.text.strip():
+            raise ValueError(f"a task's text must be a str that is not blank, got {self.text!r}")
+        if not isinstance(self.notes, Mapping) or not all(
+            isinstance(part, str) for pair in self.notes.items() for part in pair
+        ):
+            raise ValueError(f"a task's notes must be str by agents' names, got {self.notes!r}")
+        if not isinstance(self.id, str):
+            raise ValueError(f"a task's id must be a str, got {self.id!r}")
+        if not self.id:
+            object.__setattr__(self, "id", self.digest)
+
+    @property
+    def digest(self) -> str:
+        """Sixteen characters that differ between tasks with different texts or notes."""
+        content = json.dumps([self.text, dict(self.notes)], sort_keys=True)
+        return hashlib.sha256(content.encode()).hexdigest()[:16]

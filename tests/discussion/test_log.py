@@ -1,0 +1,266 @@
+"""Every answer is in the log when it comes, and is never asked for again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from radar_core.discussion import Agent, ByLast, CallableModel, Discussion, DiscussionError, Task
+from radar_core.discussion.settings import described
+from radar_core.methods import AttentionBias
+from radar_core.policies.full import FullContext
+from radar_core.schedule import Schedule
+from radar_core.topology import Topology
+from tests.discussion.agents import Recorder, Summing, agents
+
+NAMES = ["a", "b", "c"]
+
+
+def discussion(log, model=None, policy=None, **options):
+    schedule = Schedule.complete(NAMES)
+    return Discussion(
+        agents(*NAMES), schedule, model or Recorder(), policy or Summing(), log=log, **options
+    )
+
+
+def run(log, tasks=("one", "two"), **options):
+    built = discussion(log, **options)
+    return asyncio.run(built.run_many(tasks)), built.model
+
+
+def lines(log):
+    return [json.loads(line) for line in log.read_text().splitlines()]
+
+
+def test_the_log_tells_everything(tmp_path):
+    log = tmp_path / "folder" / "log.jsonl"
+    run(log, [Task("one", {"a": "a note"}, id="first")], rounds=1)
+    header, task, *calls, verdict = lines(log)
+    assert header["settings"]["agents"][0]["system"] == "You are a."
+    assert header["settings"]["rounds"]["schedules"][0]["spatial"]["edges"][0] == ["a", "b"]
+    assert task == {"task": "first", "text": "one", "notes": {"a": "a note"}}
+    assert [(call["agent"], call["call"], call["number"]) for call in calls] == [
+        (name, *call)
+        for name in (*NAMES, "decider")
+        for call in (("policy", 0), ("policy", 1), ("message", 0))
+    ]
+    message = calls[2]
+    assert message["text"] == "a says 3." and message["round"] == 0
+    assert (message["prompt_tokens"], message["completion_tokens"]) == (10, 3)
+    assert message["seconds"] == 0.5 and message["policy_seconds"] == 0.0
+    assert isinstance(message["seed"], int) and abs(message["at"] - time.time()) < 60
+    assert verdict["verdict"]["answer"] == "decider says 3."
+
+
+def test_a_finished_discussion_is_read_from_the_log(tmp_path):
+    log = tmp_path / "log.jsonl"
+    before, _ = run(log)
+    size = log.stat().st_size
+    after, model = run(log)
+    assert model.requests == [] and log.stat().st_size == size
+    for one, other in zip(before, after, strict=True):
+        assert all(said.from_log for said in other.spoken)
+        assert [(s.agent, s.round, s.answers) for s in one.spoken] == [
+            (s.agent, s.round, s.answers) for s in other.spoken
+        ]
+
+
+@pytest.mark.parametrize("kept", range(3, 21, 2))
+def test_wherever_it_is_cut_it_goes_on_there(tmp_path, kept):
+    log = tmp_path / "log.jsonl"
+    whole, model = run(log, ["one"])
+    content = log.read_bytes().splitlines(keepends=True)
+    assert len(content) == 2 + 21 + 1
+    log.write_bytes(b"".join(content[:kept]) + content[kept][:20])  # torn in a line
+    # Who had spoken when the log was cut: a, b, c, a, b, c and the decider, three calls each.
+    order = [name for name in (*NAMES, *NAMES, "decider") for _ in range(3)]
+    rest, again = run(log, ["one"], model=Recorder(before=tuple(order[: kept - 2])))
+    assert len(again.requests) == len(model.requests) - (kept - 2)
+    assert [said.text for said in rest[0].spoken] == [said.text for said in whole[0].spoken]
+    assert [line.get("text") for line in lines(log)] == [
+        json.loads(line).get("text") for line in content
+    ]
+
+
+def test_killed_in_the_middle_it_loses_at_most_the_call_under_way(tmp_path):
+    log, seen = tmp_path / "log.jsonl", tmp_path / "asked.txt"
+    program = tmp_path / "talk.py"
+    program.write_text(TALK)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, str(program), str(log), str(seen)]
+    process = subprocess.Popen(command, env=environment)
+    deadline = time.monotonic() + 60
+    while not (seen.exists() and len(seen.read_text().splitlines()) >= 5):
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    asked = seen.read_text().splitlines()
+    kept = [line["text"] for line in lines(log) if "call" in line]
+    assert kept in (asked, asked[:-1]) and 4 <= len(kept) < 9
+
+    subprocess.run([*command, "fast"], env=environment, check=True)
+    again = seen.read_text().splitlines()
+    answers = [line["text"] for line in lines(log) if "call" in line]
+    assert answers[: len(kept)] == kept and len(answers) == 9
+    # Nothing that was in the log was asked for again.
+    assert again[len(asked) :] == answers[len(kept) :]
+
+
+TALK = """
+import asyncio, sys, time
+from radar_core.discussion import Agent, ByLast, CallableModel, Discussion
+from radar_core.policies.full import FullContext
+from radar_core.schedule import Schedule
+
+log, seen = sys.argv[1:3]
+break_ = 0.0 if "fast" in sys.argv else 0.05
+
+def answer(messages):
+    time.sleep(break_)
+    text = f"heard {len(messages[-1]['content'])} characters"
+    with open(seen, "a") as file:
+        print(text, file=file, flush=True)
+    return text
+
+names = ["a", "b", "c"]
+talk = Discussion(
+    [Agent(name, "role") for name in names],
+    Schedule.chain(names),
+    CallableModel(answer),
+    FullContext(),
+    rounds=3,
+    decision=ByLast(),
+    log=log,
+)
+asyncio.run(talk.run("What now?"))
+"""
+
+
+def test_other_settings_are_refused(tmp_path):
+    log = tmp_path / "log.jsonl"
+    run(log, ["one"])
+    with pytest.raises(ValueError, match=r"max_new_tokens was 256 and is 9"):
+        run(log, ["one"], max_new_tokens=9)
+    with pytest.raises(ValueError, match=r"policy.class was \"Summing\" and is \"FullContext\""):
+        run(log, ["one"], policy=FullContext())
+    other = [Agent("a", "other role"), *agents("b", "c")]
+    changed = Discussion(other, Schedule.complete(NAMES), Recorder(), Summing(), log=log)
+    with pytest.raises(ValueError, match=r"agents\[0\]\.role was \"role of a\" and is \"other r"):
+        asyncio.run(changed.run("one"))
+
+
+def test_another_task_under_the_same_id_is_refused(tmp_path):
+    log = tmp_path / "log.jsonl"
+    run(log, [Task("one", id="x")])
+    with pytest.raises(ValueError, match="another task 'x', which begins 'one'"):
+        run(log, [Task("two", id="x")])
+
+
+def test_a_policy_that_asks_something_else_is_found_out(tmp_path):
+    log = tmp_path / "log.jsonl"
+    run(log, ["one"])
+    content = log.read_bytes().splitlines(keepends=True)
+    log.write_bytes(b"".join(content[:3]))  # only the first call of a's policy
+
+    with pytest.raises(ValueError, match="the log has another prompt as call 0 of a's policy"):
+        run(log, ["one"], policy=Summing("something else"))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("some text\n", "log.jsonl:1: not JSON"),
+        ("some text", "no discussion's log"),
+        ('{"a": 1}\n', "no discussion's log of format 1"),
+        ("[1]\n", "expected a JSON object"),
+    ],
+)
+def test_a_file_that_is_no_log_is_left_alone(tmp_path, content, message):
+    log = tmp_path / "log.jsonl"
+    log.write_text(content)
+    with pytest.raises(ValueError, match=message):
+        run(log)
+    assert log.read_text() == content
+
+
+def test_a_damaged_line_is_named(tmp_path):
+    log = tmp_path / "log.jsonl"
+    run(log, ["one"])
+    content = log.read_text().splitlines(keepends=True)
+    log.write_text("".join([*content[:2], '{"call": "message"}\n', *content[2:]]))
+    with pytest.raises(ValueError, match=r"log\.jsonl:3: not a line of a discussion's log"):
+        run(log, ["one"])
+
+
+def test_a_torn_header_is_written_anew(tmp_path):
+    log = tmp_path / "log.jsonl"
+    log.write_text('{"radar_disc')
+    run(log, ["one"])
+    assert lines(log)[0]["radar_discussion"] == 1
+
+
+def test_two_discussions_cannot_write_one_log(tmp_path):
+    log = tmp_path / "log.jsonl"
+
+    async def both():
+        slow = Recorder(delay={"a": 0.05})
+        first = asyncio.create_task(discussion(log, slow).run("one"))
+        await asyncio.sleep(0.05)
+        with pytest.raises(ValueError, match="another discussion is writing"):
+            await discussion(log).run("two")
+        await first
+
+    asyncio.run(both())
+
+
+def test_failed_attempts_and_what_was_said_before_are_in_the_log(tmp_path):
+    log = tmp_path / "log.jsonl"
+
+    def answer(messages):
+        if "b says" in messages[-1]["content"]:
+            raise ConnectionError("gone")
+        return "b says yes"
+
+    names = ["a", "b"]
+    talk = Discussion(
+        agents(*names),
+        Topology([], names),
+        CallableModel(answer),
+        FullContext(),
+        log=log,
+        attempts=2,
+        backoff=0.0,
+        decision=ByLast(),
+    )
+    with pytest.raises(DiscussionError, match=r"what was said so far is in .*log\.jsonl"):
+        asyncio.run(talk.run("What now?"))
+    calls = [line for line in lines(log) if "call" in line]
+    assert [call["agent"] for call in calls if "text" in call] == ["a", "b"]
+    failures = [call for call in calls if "failure" in call]
+    assert {(call["agent"], call["attempt"]) for call in failures} == {
+        (name, attempt) for name in names for attempt in (1, 2)
+    }
+    assert failures[0]["failure"] == "ConnectionError: gone"
+
+
+def test_settings_are_described_alike_in_every_process():
+    class Plain:
+        def __init__(self):
+            self.number, self._private, self.method = 3, object(), AttentionBias(2.0)
+
+    told = described({"it": Plain(), "where": Path("a/b"), "set": {2, 1}, "f": run})
+    assert json.loads(json.dumps(told)) == told
+    assert told["it"]["class"].endswith("Plain") and told["it"]["number"] == 3
+    assert told["it"]["method"]["bias"] == 2.0 and "_private" not in told["it"]
+    assert told["where"] == "a/b" and told["set"] == [1, 2]
+    assert told["f"] == "tests.discussion.test_log.run"
+    assert " at 0x" not in json.dumps(told)

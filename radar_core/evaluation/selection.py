@@ -293,10 +293,11 @@ def _unused(name: str, taken: Sequence[str]) -> str:
 
 
 def _ranking(scores: np.ndarray, gold: np.ndarray) -> dict[str, float]:
-    found: dict[str, float] = {"auc": area_under_curve(scores, gold)}
+    compared = scores.tolist(), gold.tolist()
+    found = {"auc": area_under_curve(*compared)}
     for k in TOP:
-        found[f"recall@{k}"] = recall_at(scores, gold, k)
-        found[f"precision@{k}"] = precision_at(scores, gold, k)
+        found[f"recall@{k}"] = recall_at(*compared, k)
+        found[f"precision@{k}"] = precision_at(*compared, k)
     return found
 
 

@@ -35,8 +35,8 @@ class PromptCheck:
 
     `generate` knows its prompt, so that it is checked whole; other calls show theirs pass by pass.
     A pass without a cache, or on an empty one, begins a prompt; once a pass has ended where the
-    anchors end, what runs on its cache is taken for generated. So is what a pass without a cache
-    has behind the very tokens of that prompt, which it then repeats.
+    anchors end, what runs on its cache is taken for generated. One that begins with the very tokens
+    of the last prompt repeats it, for each beam perhaps, and may go on behind it.
 
     Args:
         model: the model.
@@ -79,32 +79,31 @@ class PromptCheck:
                 return  # not worth a read from the device for each token
             past = int(past)
         if past == 0:
+            length = self.anchors.shape[1]
+            if cache is None and given.shape[1] < length:
+                raise ValueError(
+                    f"the anchors describe a prompt of {length} tokens, but the model is given "
+                    f"{given.shape[1]} without a cache; give anchors of the prompt's own shape or, "
+                    "where these are the first tokens of it, an empty DynamicCache"
+                )
             if self._met and self._repeats(given):
                 return
             self._met, self._seen = False, None
-            if cache is None and given.shape[1] < self.anchors.shape[1]:
-                raise ValueError(
-                    f"the anchors describe a prompt of {self.anchors.shape[1]} tokens, but the "
-                    f"model is given {given.shape[1]} without a cache; give anchors of the "
-                    "prompt's own shape or, where these are the first tokens of it, an empty "
-                    "DynamicCache"
-                )
         if self._met:
             return
         self._met = check_pass(self.anchors, given, past)
         self._note(given, past)
 
     def _repeats(self, given: Tensor) -> bool:
-        """Whether tokens begin with the prompt that was run before, each row once or repeated."""
-        length = self.anchors.shape[1]
-        if self._seen is None:
-            return given.shape[1] > length  # it was given in part, on a cache: not to be told
-        seen = self._seen.to(given.device)
-        if given.shape[1] < length or given.shape[0] % seen.shape[0] or given.dim() != seen.dim():
+        """Whether these are the tokens of the prompt that was run before, as far as both go."""
+        length = min(given.shape[1], self.anchors.shape[1])
+        seen = self._seen
+        if seen is None:  # it was given in part, on a cache: not to be told
+            return given.shape[1] > self.anchors.shape[1]
+        if given.shape[0] % seen.shape[0] or given.dim() != seen.dim():
             return False
-        return torch.equal(
-            given[:, :length], seen.repeat_interleave(given.shape[0] // seen.shape[0], dim=0)
-        )
+        rows = seen.repeat_interleave(given.shape[0] // seen.shape[0], dim=0)
+        return torch.equal(given[:, :length], rows[:, :length].to(given.device))
 
     def _note(self, given: Tensor, past: int) -> None:
         """Keep the prompt's tokens, as long as all before them were given too."""

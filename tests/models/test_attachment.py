@@ -618,7 +618,7 @@ def test_every_prompt_of_a_block_is_held_against_the_anchors(model, inputs, meth
             ):
                 model(prompt)
         cache = transformers.DynamicCache()
-        model(ids[:, :12], past_key_values=cache)
+        model(other[:, :12], past_key_values=cache)
         with pytest.raises(ValueError, match="generating after 13"):
             model(ids[:, :1], past_key_values=cache)
         cache = transformers.DynamicCache()

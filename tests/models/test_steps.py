@@ -13,18 +13,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache, StaticCache
 
-from radar_core import SPA, AttentionBias, TargetMass
-from tests.models.tiny import FAMILIES, prompts, tiny_model
+from tests.models.oracle import ANCHORS, INPUTS, METHODS
+from tests.models.tiny import FAMILIES, tiny_model
 
-INPUTS = prompts([20, 13], [[5, 6, 11], [2, 3]])
-ANCHORS = INPUTS.pop("anchors")
-METHODS = [
-    SPA(1.4),
-    AttentionBias(2.0),
-    AttentionBias(2.0, layers=[0], heads=[0, 3], queries="generated"),
-    TargetMass(0.3),
-    TargetMass(0.3, mode="exact", heads=[1], queries="generated"),
-]
 READS = {"_local_scalar_dense", "item", "is_nonzero", "nonzero", "masked_select", "_unique2"}
 
 

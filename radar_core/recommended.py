@@ -12,7 +12,7 @@ from radar_core.topology import Topology
 __all__ = ["recommended_method", "recommended_radar"]
 
 TARGET_MASS = 0.2
-TOP_K = 8
+TOP_K = 5
 
 
 def recommended_method(model: Any) -> TargetMass:
@@ -44,7 +44,7 @@ def recommended_radar(
         encoder: as in `AgentRadar`.
 
     Returns:
-        The selector: the eight best sentences by attention and titled cosines together, the decays
+        The selector: the five best sentences by attention and titled cosines together, the decays
         of the paper, the query not anchored.
     """
     selector = Combined([(Attention(model, tokenizer), 1.0), (Dense(encoder, title=True), 1.0)])

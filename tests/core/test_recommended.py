@@ -19,7 +19,7 @@ def test_a_reply_goes_on_from_what_was_read_to_choose(smollm2):
     radar.observe(sender="critic", text="The hall is free in June. The budget is 40,000 euros.")
     prompt = radar.prompt(receiver="solver", query="What is our budget?")
     assert prompt.chosen.sentences[0].text == "The budget is 40,000 euros."
-    assert len(prompt.anchors) == 2, "both sentences are among the best eight, the query is not"
+    assert len(prompt.anchors) == 2, "both sentences are among the best five, the query is not"
     read = []
     hook = model.register_forward_pre_hook(
         lambda module, args, kwargs: read.append(kwargs["input_ids"].shape[1]), with_kwargs=True

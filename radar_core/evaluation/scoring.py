@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from radar_core.hooks.attachment import attach, check_anchors
+from radar_core.hooks.attachment import attach, check_anchors, layer_plans
 from radar_core.hooks.branches import rotates_by_length
 from radar_core.hooks.provenance import Provenance
 from radar_core.methods import Method, NoSteering
@@ -166,7 +166,8 @@ class Scorer:
         if not self._shares:
             return None
         length = self.ids.shape[1] - 1
-        steering = Provenance.of(self.model, method, anchors)
+        plans = layer_plans(method, self.model.config.get_text_config(decoder=True))
+        steering = Provenance.of(method, plans, anchors)
         if not steering.changes(length):
             return copy.deepcopy(self._cache)
         assert steering.start is not None

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from radar_core.hooks.attachment import attach, check_anchors, layer_plans
 from radar_core.hooks.branches import rotates_by_length
+from radar_core.hooks.cache import empty_cache
 from radar_core.hooks.provenance import Provenance
 from radar_core.methods import Method, NoSteering
 
@@ -173,7 +174,9 @@ class Scorer:
         assert steering.start is not None
         if self._steered is None or not self._steered[0].equals(steering, length):
             cache = _first(self._cache, steering.start)
-            held = 0 if cache is None else int(cache.get_seq_length())
+            # Given even if empty: these are the first tokens of the prompt, not all of it.
+            cache = empty_cache(self.model) if cache is None else cache
+            held = int(cache.get_seq_length())
             with attach(self.model, method, anchors):
                 _, cache = self._run(self.ids[:, held:length], cache, keep=1)
             self._steered = steering, cache

@@ -47,6 +47,7 @@ class Chosen:
         top_k: the most sentences to choose; None for all.
         query_anchored: whether the query is an anchor too.
         reachable: whether any other agent's messages reach the receiver.
+        selector: what compared the sentences with the query.
     """
 
     receiver: str
@@ -57,6 +58,7 @@ class Chosen:
     top_k: int | None
     query_anchored: bool
     reachable: bool
+    selector: Any = field(default=None, repr=False, compare=False)
 
     @property
     def sentences(self) -> list[ScoredSentence]:
@@ -320,6 +322,7 @@ class AgentRadar:
             self.top_k,
             self.anchor_query,
             any(distance > 0 for distance in hops.values()),
+            self.selector,
         )
         return layout, chosen
 

@@ -1,16 +1,12 @@
-"""The commands of ``radar``: demo, inspect and doctor."""
+"""The commands of ``radar``: demo, inspect, doctor and eval."""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
-import json
 import math
-import os
-import re
 import sys
 import unicodedata
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
@@ -19,10 +15,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-if TYPE_CHECKING:
-    import torch
-    from rich.console import Console
+from radar_core.evaluation.command import app as evaluation
+from radar_core.terminal import (
+    Debug,
+    DType,
+    Json,
+    chosen_device,
+    chosen_dtype,
+    new_console,
+    one_line_errors,
+    print_json,
+    quiet_libraries,
+)
 
+if TYPE_CHECKING:
     from radar_core.agent_radar import Chosen
     from radar_core.demo import Demonstration
     from radar_core.doctor import Report
@@ -45,16 +51,7 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain help: rich's takes "[default: ...]" in a text for markup
     pretty_exceptions_enable=False,
 )
-
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
-
-
-class DType(StrEnum):
-    """Number format of the model's weights."""
-
-    auto = "auto"
-    float32 = "float32"
-    bfloat16 = "bfloat16"
+app.add_typer(evaluation, name="eval")
 
 
 class OwnMessages(StrEnum):
@@ -73,12 +70,6 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-Debug = Annotated[
-    bool,
-    typer.Option("--debug", envvar="RADAR_DEBUG", help="Show tracebacks instead of one line."),
-]
-
-
 @app.callback()
 def radar(
     context: typer.Context,
@@ -91,34 +82,6 @@ def radar(
     ] = False,
 ) -> None:
     context.obj = debug
-
-
-@contextmanager
-def _one_line_errors(context: typer.Context, debug: bool) -> Iterator[None]:
-    """Turn what bad input raises into one line on stderr and exit code 2."""
-    try:
-        yield
-    except (ValueError, ImportError, OSError, RuntimeError) as error:
-        if debug or context.obj:
-            raise
-        message = str(error)
-        if isinstance(error, OSError) and error.filename is not None:
-            message = f"{error.filename}: {error.strerror}"
-        # Not through rich, which would wrap the line and read brackets as markup.
-        message = _with_flags(" ".join(message.split()), context) or type(error).__name__
-        typer.echo(f"radar: error: {message}", err=True)
-        raise typer.Exit(2) from None
-
-
-def _with_flags(message: str, context: typer.Context) -> str:
-    """Call arguments what they are called on the command line, as in "top_k must be ..."."""
-    flags = {
-        option.name: option.opts[0]
-        for option in context.command.params
-        if option.name and option.opts[0].startswith("--")
-    }
-    names = "|".join(flags)
-    return re.sub(rf"^({names})\b(?!=)|\b({names})=", lambda m: flags[m[1] or m[2]], message)
 
 
 @app.command()
@@ -195,7 +158,7 @@ def inspect(
     debug: Debug = False,
 ) -> None:
     """Show which sentences Radar would choose for an agent, and why."""
-    with _one_line_errors(context, debug):
+    with one_line_errors(context, debug):
         from radar_core.agent_radar import AgentRadar
         from radar_core.topology import Topology
         from radar_core.transcript import Transcript
@@ -222,7 +185,7 @@ def inspect(
         for message in transcript:
             selector.observe(sender=message.sender, round=message.round, text=message.text)
         _check_writable(html)
-        with _quiet_libraries(), _status("loading the encoder and embedding the sentences"):
+        with quiet_libraries(), _status("loading the encoder and embedding the sentences"):
             chosen = selector.select(receiver=receiver, query=query)
         notes = _unheard(graph, transcript.senders, receiver)
         if html is not None:
@@ -231,7 +194,7 @@ def inspect(
             name = file.name if conversation is None else f"{file.name}, {conversation}"
             write_page(html, transcript, graph, chosen, title=f"Radar: {name}", notes=notes)
         if as_json:
-            _print_json({**_selection(chosen, graph), "notes": notes})
+            print_json({**_selection(chosen, graph), "notes": notes})
         else:
             _print_selection(chosen, graph, notes)
         _say_where(html)
@@ -276,9 +239,9 @@ def demo(
     debug: Debug = False,
 ) -> None:
     """Hold a small discussion, then answer with and without steering."""
-    with _one_line_errors(context, debug):
+    with one_line_errors(context, debug):
         _check_writable(html)
-        with _quiet_libraries():
+        with quiet_libraries():
             found = _demonstrate(model, device, dtype, seed, max_new_tokens)
             from radar_core.page import write_page
 
@@ -292,7 +255,7 @@ def demo(
                 replies=_page_replies(found),
             )
         if as_json:
-            _print_json(_demonstration(found))
+            print_json(_demonstration(found))
         else:
             _print_demonstration(found)
         _say_where(html)
@@ -301,31 +264,18 @@ def demo(
 @app.command()
 def doctor(context: typer.Context, as_json: Json = False, debug: Debug = False) -> None:
     """Show versions, devices, and the backend of each operator here."""
-    with _one_line_errors(context, debug):
+    with one_line_errors(context, debug):
         from radar_core.doctor import examine
 
-        with _quiet_libraries(), _status("asking every operator"):
+        with quiet_libraries(), _status("asking every operator"):
             report = examine()
         if as_json:
-            _print_json(report.as_dict())
+            print_json(report.as_dict())
         else:
             _print_report(report)
 
 
 # -- what the commands share -----------------------------------------------------------------------
-
-
-@contextmanager
-def _quiet_libraries() -> Iterator[None]:
-    """Keep other libraries' advice and progress bars out of the command's own output."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 @contextmanager
@@ -347,11 +297,6 @@ def _say_where(html: Path | None) -> None:
         typer.echo(f"Page: {html}", err=True)
 
 
-def _print_json(value: Any) -> None:
-    # ASCII, so that half of a surrogate pair in a conversation cannot fail to print.
-    typer.echo(json.dumps(value, indent=2))
-
-
 def _plain(text: str, most: int = SHOWN_CHARACTERS) -> str:
     """One line of a conversation's text that cannot control the terminal."""
     line = " ".join(text.split())
@@ -362,14 +307,6 @@ def _plain(text: str, most: int = SHOWN_CHARACTERS) -> str:
         for character in line
     )
     return line if len(line) <= most else line[: most - 1] + "…"
-
-
-def _console() -> Console:
-    from rich.console import Console
-
-    # Without a terminal rich would take 80 columns, too few for a sentence beside its figures.
-    width = None if sys.stdout.isatty() else 120
-    return Console(markup=False, highlight=False, width=width)
 
 
 def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Any:
@@ -450,7 +387,7 @@ def _meant(name: str, known: Sequence[str]) -> str:
 
 
 def _print_selection(chosen: Chosen, graph: Topology, notes: Sequence[str]) -> None:
-    console = _console()
+    console = new_console()
     hops = graph.hops_to(chosen.receiver)
     if chosen.sentences:
         shown = chosen.sentences[:SHOWN_SENTENCES]
@@ -487,7 +424,7 @@ def _selection(chosen: Chosen, graph: Topology) -> dict[str, Any]:
             {
                 **{
                     name.replace("similarity", "cosine"): value
-                    for name, value in dataclasses.asdict(item).items()
+                    for name, value in item._asdict().items()
                 },
                 "hops": hops[item.sender],
             }
@@ -516,16 +453,14 @@ def _demonstrate(
 ) -> Demonstration:
     if max_new_tokens < 1:
         raise ValueError(f"--max-new-tokens must be at least 1, got {max_new_tokens}")
-    import torch
-
-    target = _device(device)
+    target = chosen_device(device)
     from radar_core import demo, embedded
 
     with _progress(demo.STEPS + 2) as announce:
         announce("loading the sentence encoder")
         encoder = embedded.load_encoder()
         announce("loading the model")
-        weights = _faster_dtype(target) if dtype is DType.auto else getattr(torch, dtype.value)
+        weights = chosen_dtype(dtype, target)
         language_model, tokenizer = embedded.load(
             model, dtype=weights, device=target, announce=lambda text: typer.echo(text, err=True)
         )
@@ -537,28 +472,6 @@ def _demonstrate(
             max_new_tokens=max_new_tokens,
             announce=announce,
         )
-
-
-def _device(name: str) -> torch.device:
-    import torch
-
-    try:
-        device = torch.device(name)
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ValueError(f"--device {name!r} cannot be used here: {reason}") from None
-    return device
-
-
-def _faster_dtype(device: torch.device) -> torch.dtype:
-    """bfloat16 where the hardware computes in it, float32 elsewhere."""
-    import torch
-
-    fast = device.type == "cuda" or (
-        device.type == "cpu" and torch.backends.cpu.get_cpu_capability().startswith("AVX512")
-    )
-    return torch.bfloat16 if fast else torch.float32
 
 
 @contextmanager
@@ -656,7 +569,7 @@ def _page_replies(found: Demonstration) -> list[Any]:
 def _print_demonstration(found: Demonstration) -> None:
     from radar_core.demo import ANSWER, ANSWER_STEM
 
-    console = _console()
+    console = new_console()
     messages = [
         [_plain(message.sender), str(message.round), _plain(message.text)]
         for message in found.transcript
@@ -713,7 +626,7 @@ def _demonstration(found: Demonstration) -> dict[str, Any]:
 
 
 def _print_report(report: Report) -> None:
-    console = _console()
+    console = new_console()
     versions = [[name, version or "not installed"] for name, version in report.versions.items()]
     console.print(_table("Versions", ("package", "version"), versions))
     machine = [*report.machine.items(), *report.devices.items()]

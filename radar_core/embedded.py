@@ -20,6 +20,7 @@ import torch
 
 __all__ = [
     "cache_folder",
+    "converted",
     "encoder_folder",
     "gguf_file",
     "load",
@@ -123,8 +124,7 @@ def _convert(source: Path, target: Path) -> None:
     for module in ("accelerate", "gguf"):
         if importlib.util.find_spec(module) is None:
             raise ImportError(
-                f"converting the embedded model needs {module!r}; "
-                'run: pip install "radar-kernels[gguf]"'
+                f'converting a GGUF model needs {module!r}; run: pip install "radar-kernels[gguf]"'
             )
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
@@ -144,13 +144,8 @@ def _convert(source: Path, target: Path) -> None:
 def model_folder(*, announce: Announce | None = None) -> Path:
     """Return the embedded model as a transformers folder, converting it on the first call.
 
-    The GGUF file is dequantised once to float32 safetensors under :func:`cache_folder`, in a folder
-    named after the file's SHA-256. It appears there by one rename, so an interrupted conversion
-    leaves nothing behind that would be taken for a model, and two processes may convert at once.
-
     Args:
-        announce: Called with one line of text before a conversion starts (about half a minute, 540
-            MB); None logs that line as a warning, which python shows on stderr.
+        announce: As in :func:`converted`.
 
     Returns:
         A folder that ``AutoModelForCausalLM`` and ``AutoTokenizer`` load.
@@ -159,17 +154,45 @@ def model_folder(*, announce: Announce | None = None) -> Path:
         ImportError: The model's package, ``gguf`` or ``accelerate`` is not installed.
         OSError: The cache folder cannot be written.
     """
-    source = gguf_file()
+    cost = "about half a minute, 540 MB"
+    return converted(gguf_file(), name=MODEL_NAME, cost=cost, announce=announce)
+
+
+def converted(
+    source: Path,
+    *,
+    name: str | None = None,
+    cost: str = "minutes, and up to eight times the file's size",
+    announce: Announce | None = None,
+) -> Path:
+    """Return a GGUF file as a transformers folder, converting it on the first call.
+
+    The GGUF file is dequantised once to float32 safetensors under :func:`cache_folder`, in a folder
+    named after the file's SHA-256. It appears there by one rename, so an interrupted conversion
+    leaves nothing behind that would be taken for a model, and two processes may convert at once.
+
+    Args:
+        source: The file.
+        name: What the model is called; None for the file's name.
+        cost: What the conversion takes, for the announcement.
+        announce: Called with one line of text before a conversion starts; None logs that line as a
+            warning, which python shows on stderr.
+
+    Returns:
+        A folder that ``AutoModelForCausalLM`` and ``AutoTokenizer`` load.
+
+    Raises:
+        ImportError: ``gguf`` or ``accelerate`` is not installed.
+        OSError: The file cannot be read, or the cache folder cannot be written.
+    """
+    name = source.stem if name is None else name
     with source.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()[:16]
-    target = cache_folder() / f"{MODEL_NAME.lower()}-{digest}"
+    target = cache_folder() / f"{name.lower()}-{digest}"
     if target.is_dir():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    (announce or logger.warning)(
-        f"Converting the embedded model {MODEL_NAME} to {target} "
-        "(once: about half a minute, 540 MB)"
-    )
+    (announce or logger.warning)(f"Converting the model {name} to {target} (once: {cost})")
     work = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
         _convert(source, work)
@@ -268,10 +291,10 @@ def load(
     What is on this machine is used first; the network is asked only for what is missing.
 
     Args:
-        name_or_path: Any transformers model name or folder.
+        name_or_path: Any transformers model name or folder, or a GGUF file.
         dtype: Of the weights.
         device: Any torch device.
-        announce: Told when the one-off conversion of the embedded model starts.
+        announce: Told when a one-off conversion from GGUF starts.
 
     Returns:
         The model, in evaluation mode, and its tokenizer.
@@ -283,6 +306,10 @@ def load(
     if name_or_path is None:
         model = load_model(dtype=dtype, device=device, announce=announce)
         return model, load_tokenizer(announce=announce)
+    if name_or_path.endswith(".gguf"):
+        if not (source := Path(name_or_path).expanduser()).is_file():
+            raise ValueError(f"model: no file {name_or_path!r}; pass a GGUF file that exists")
+        name_or_path = str(converted(source, announce=announce))
     _check_folder(name_or_path, "model")
     from transformers import AutoTokenizer
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random as random_numbers
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -177,7 +178,7 @@ class Schedule:
             )
         size, more = divmod(len(names), layers)
         begins = [layer * size + min(layer, more) for layer in range(layers + 1)]
-        parts = [names[here:there] for here, there in zip(begins, begins[1:], strict=False)]
+        parts = [names[here:there] for here, there in itertools.pairwise(begins)]
         return cls.realise(Topology.layered(parts), Topology.complete(names))
 
     @classmethod

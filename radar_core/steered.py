@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 
 from radar_core.anchors import Anchor, RenderedPrompt, anchor_mask, anchor_spans, render_chat
-from radar_core.hooks.attachment import as_mask, attach
+from radar_core.hooks.attachment import as_mask, attach, unwrapped
+from radar_core.hooks.cache import CACHE_NAMES, cache_name
 from radar_core.hooks.prompts import check_prompt, check_shape
 from radar_core.hooks.sampler import sample_with_radar
+from radar_core.hooks.sentence_mass import unchanged_tokens
 from radar_core.hooks.undo import Undo
 from radar_core.methods import SPA, Method, NoSteering
 from radar_core.report import Report, Run, report_on
@@ -160,6 +162,7 @@ class Steered:
         if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
             raise ValueError(f"max_new_tokens is {max_new_tokens!r}; expected an int of at least 1")
         check_fits(self.model, len(rendered), max_new_tokens)
+        inputs |= self._read_already(messages, inputs, generate)
         out = self.generate(**inputs, max_new_tokens=max_new_tokens, **generate)
         sequences = out if isinstance(out, Tensor) else out.sequences
         new = sequences[0, len(rendered) :]
@@ -260,7 +263,8 @@ class Steered:
             out = self.model.generate(**inputs)
         if steering.active and anchors is not None:
             seconds = time.perf_counter() - started
-            self._run = Run(inputs, anchors, steering.calls, seconds, out)
+            given = {name: inputs[name] for name in inputs if name not in CACHE_NAMES}
+            self._run = Run(given, anchors, steering.calls, seconds, out)
         return out
 
     def report(self, reply_tokens: int = 32) -> Report:
@@ -312,6 +316,19 @@ class Steered:
                 "steered.generate(**steered.prepare(conversations, anchors))"
             )
         return render_chat(self.tokenizer, messages, **(template or {}))
+
+    def _read_already(
+        self, messages: Messages | Prompt, inputs: Mapping[str, Any], generate: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Return what a prompt's selector has read of it with this very model, as a cache."""
+        model = unwrapped(self.model)
+        selector = getattr(getattr(messages, "chosen", None), "selector", None)
+        if selector is None or not hasattr(selector, "cache_for"):
+            return {}
+        most = unchanged_tokens(model, self.method, inputs["anchors"], dict(generate))
+        ids = inputs["input_ids"][0].tolist()
+        cache = selector.cache_for(ids, model=model, most=most)
+        return {} if cache is None else {cache_name(model): cache}
 
     def _batch(
         self,

@@ -371,9 +371,7 @@ def agent_names(agents: int | Iterable[str]) -> list[str]:
     return names
 
 
-def draw_edges(
-    names: Sequence[str], probability: float, draw: random_numbers.Random
-) -> list[Edge]:
+def draw_edges(names: Sequence[str], probability: float, draw: random_numbers.Random) -> list[Edge]:
     """Draw each ordered pair of different names with a probability, sender by sender."""
     if not isinstance(probability, int | float) or not 0 <= probability <= 1:
         raise ValueError(f"probability must lie between 0 and 1, got {probability!r}")

@@ -57,9 +57,15 @@ class Summary:
 class Experiment(Protocol):
     """One question put to data."""
 
-    name: str
-    settings: Mapping[str, Any]
-    """Everything that the results depend on, as JSON: another setting is another run."""
+    @property
+    def name(self) -> str:
+        """What it is called on the command line."""
+        ...
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """Everything that the results depend on, as JSON: another setting is another run."""
+        ...
 
     def items(self) -> Sequence[tuple[str, Any]]:
         """Return what is measured: (a name that no other item has, the item)."""

@@ -23,6 +23,8 @@ __all__ = [
 ]
 
 RESAMPLES = 10_000
+Numbers = Sequence[float] | np.ndarray
+Labels = Sequence[bool] | np.ndarray
 _BLOCK = 2_000_000  # numbers drawn at a time
 
 
@@ -73,7 +75,7 @@ class Welch:
     p_value: float
 
 
-def mean_interval(values: Sequence[float], seed: int = 0) -> Interval:
+def mean_interval(values: Numbers, seed: int = 0) -> Interval:
     """Give a mean its 95 % interval: the percentiles of the means of 10,000 resamples.
 
     Args:
@@ -103,7 +105,7 @@ def mean_interval(values: Sequence[float], seed: int = 0) -> Interval:
     return Interval(mean, min(float(low), mean), max(float(high), mean), error, n)
 
 
-def paired(first: Sequence[float], second: Sequence[float], seed: int = 0) -> Paired:
+def paired(first: Numbers, second: Numbers, seed: int = 0) -> Paired:
     """Compare two ways of doing the same items by a sign-flip permutation test.
 
     Args:
@@ -146,7 +148,7 @@ def _as_far(signs: Any, differences: Any) -> int:
     return int((np.abs(signs @ differences) >= observed - slack).sum())
 
 
-def welch(first: Sequence[float], second: Sequence[float]) -> Welch:
+def welch(first: Numbers, second: Numbers) -> Welch:
     """Compare the means of two independent samples by Welch's t.
 
     Args:
@@ -197,7 +199,7 @@ def cohen_kappa(first: Sequence[Any], second: Sequence[Any]) -> float:
     return 1.0 if chance == 1 else (agreed - chance) / (1 - chance)
 
 
-def area_under_curve(scores: Sequence[float], labels: Sequence[bool]) -> float:
+def area_under_curve(scores: Numbers, labels: Labels) -> float:
     """Measure how well scores tell two kinds apart: the share of pairs in the right order.
 
     Args:
@@ -219,7 +221,7 @@ def area_under_curve(scores: Sequence[float], labels: Sequence[bool]) -> float:
     return float((below + upto).sum() / (2 * len(order) * positive.sum()))
 
 
-def recall_at(scores: Sequence[float], labels: Sequence[bool], k: int) -> float:
+def recall_at(scores: Numbers, labels: Labels, k: int) -> float:
     """Measure how many of the wanted items are among the k best; equals in their order.
 
     Args:
@@ -239,7 +241,7 @@ def recall_at(scores: Sequence[float], labels: Sequence[bool], k: int) -> float:
     return hits / int(positive.sum())
 
 
-def precision_at(scores: Sequence[float], labels: Sequence[bool], k: int) -> float:
+def precision_at(scores: Numbers, labels: Labels, k: int) -> float:
     """Measure how many of the k best items are wanted; equals in their order.
 
     Args:
@@ -257,7 +259,7 @@ def precision_at(scores: Sequence[float], labels: Sequence[bool], k: int) -> flo
     return hits / min(k, len(positive))
 
 
-def _hits(scores: Sequence[float], labels: Sequence[bool], k: int) -> tuple[int, Any]:
+def _hits(scores: Numbers, labels: Labels, k: int) -> tuple[int, Any]:
     if k < 1:
         raise ValueError(f"k must be at least 1, got {k}")
     numbers, positive = _labelled(scores, labels)
@@ -265,7 +267,7 @@ def _hits(scores: Sequence[float], labels: Sequence[bool], k: int) -> tuple[int,
     return int(positive[best].sum()), positive
 
 
-def _labelled(scores: Sequence[float], labels: Sequence[bool]) -> tuple[Any, Any]:
+def _labelled(scores: Numbers, labels: Labels) -> tuple[Any, Any]:
     numbers = _finite("scores", scores)
     positive = np.asarray(labels, dtype=bool)
     if positive.shape != numbers.shape:
@@ -275,7 +277,7 @@ def _labelled(scores: Sequence[float], labels: Sequence[bool]) -> tuple[Any, Any
     return numbers, positive
 
 
-def _finite(name: str, values: Sequence[float]) -> Any:
+def _finite(name: str, values: Numbers) -> Any:
     try:
         numbers = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError):

@@ -153,6 +153,7 @@ class AttentionHook:
         num_heads: number of query heads of a layer, over all processes.
         shards: how the heads are split over processes; None where they are not.
         measured: [B, heads] for each layer, filled by every forward pass; None not to measure.
+        observe: called with every layer and its call before it is served; None for nobody.
         calls: how often each layer's attention has run.
         thread: the thread that last ran the model.
     """
@@ -173,6 +174,7 @@ class AttentionHook:
     num_heads: int | None = None
     shards: Shards | None = None
     measured: dict[int, Tensor] | None = None
+    observe: Callable[[int, Call], None] | None = None
     calls: dict[int, int] = field(default_factory=dict)
     thread: int | None = None
     _plans: dict[int, tuple[int, torch.device, LayerPlan | None]] = field(default_factory=dict)
@@ -462,6 +464,8 @@ class AttentionHook:
         call = Call(query, key, value, attention_mask, window, scaling, kwargs)
         if self.measured is not None:
             self.measured[layer] = self._measure(plan or LayerPlan(), call)
+        if self.observe is not None:
+            self.observe(layer, call)
         if plan is None:
             return self._native(module, call)
         generated = None if plan.queries == "all" else window.generated

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +13,8 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingW
 from radar_core.hooks.provenance import original_class
 
 _LEAST_ROOM = 256
+# What a forward pass calls its cache: transformers 5.24 renamed it.
+CACHE_NAMES = ("cache", "past_key_values")
 
 
 class GrowingLayer(DynamicLayer):
@@ -91,11 +94,17 @@ def let_grow(cache: Any) -> None:
 
 
 def given_cache(keywords: Mapping[str, Any]) -> tuple[str, Any]:
-    """Return the cache of a forward pass and the name it goes by: transformers 5.24 renamed it."""
-    for name in ("cache", "past_key_values"):
+    """Return the cache of a forward pass and the name it goes by."""
+    for name in CACHE_NAMES:
         if keywords.get(name) is not None:
             return name, keywords[name]
     return "cache", None
+
+
+def cache_name(model: Any) -> str:
+    """Return what a model calls the cache that it is given."""
+    taken = inspect.signature(model.forward).parameters
+    return next(name for name in CACHE_NAMES if name in taken)
 
 
 def can_branch_later(cache: Any) -> bool:

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import time
-import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -23,8 +21,9 @@ from radar_core.anchors import Anchor
 from radar_core.methods import Method
 from radar_core.policies.memory import Kind, MemoryItem, Piece, cut, remember
 from radar_core.policies.policy import Ask, Context, Turn
+from radar_core.policies.routing import choose, words_of
 from radar_core.policies.tokens import token_counter
-from radar_core.policies.writing import audible, write_chat, write_header, write_history
+from radar_core.policies.writing import audible, write_chat, write_history
 from radar_core.relevance import Relevance
 from radar_core.transcript import Transcript
 
@@ -34,8 +33,12 @@ logger = logging.getLogger("radar_core")
 
 _LEAST_BUDGET = 16  # one character and its line feeds, in any tokenizer
 _KEYWORD_SHARE, _MOST_KEYWORDS = 0.1, 0.5
-_DECIMALS = 6  # of scores that are compared, so that rounding decides no order
 _REMEMBERED = 4096
+
+
+def _check_whole(name: str, value: object, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} must be a whole number >= {least}, got {value!r}")
 
 
 @dataclass(frozen=True)
@@ -155,7 +158,7 @@ class RCRRouter:
         anchor_query: whether the query is an anchor too when not `hard`.
         importance: the weights of the score.
         base_budget: tokens that every role has.
-        roles: what each role has; the first whose name is among the words of an agent's role counts.
+        roles: what each role has; the first whose name is in an agent's role counts.
         default_role: what agents of other roles have, or of none.
         stages: kinds of items that each stage works with.
         item_tokens: the most tokens of an item that is made of several sentences.
@@ -208,10 +211,8 @@ class RCRRouter:
         Raises:
             ValueError: if an agent is not in the topology or a value is unusable.
         """
-        begun = time.perf_counter()
         turn = replace(turn, transcript=Transcript(turn.transcript))  # it may go on meanwhile
-        routed = await asyncio.to_thread(self.route, turn)
-        seconds = time.perf_counter() - begun
+        routed, seconds = await asyncio.to_thread(self._timed, turn)
         if self.hard:
             opening = "What of the conversation so far matters to you:\n\n" if routed.text else ""
             return Context(write_chat(turn, opening + routed.text), seconds=seconds)
@@ -245,16 +246,20 @@ class RCRRouter:
         budget = self.base_budget + profile.budget
         memory = remember(audible(turn), turn.roles, self._cut, self._count)
         scores = self._scores(turn, role, profile, memory)
-        chosen = self._choose(memory, scores, budget, turn)
-        chosen.sort(key=lambda pair: pair[0].source)
-        text = "".join(shown for _, shown in chosen)
-        items = tuple(item for item, _ in chosen)
+        chosen = choose(memory, scores, budget, self.near_duplicate, turn.receiver, self._count)
+        text = "".join(shown.text for shown in chosen)
+        items = tuple(shown.item for shown in chosen)
         return Routed(items, text, self._count(text), budget, tuple(memory), tuple(scores))
 
+    def _timed(self, turn: Turn) -> tuple[Routed, float]:
+        begun = time.perf_counter()
+        routed = self.route(turn)
+        return routed, time.perf_counter() - begun
+
     def _profile(self, role: str) -> RoleProfile:
-        words = set(_words(role))
+        words = set(words_of(role))
         return next(
-            (profile for name, profile in self.roles.items() if words.issuperset(_words(name))),
+            (profile for name, profile in self.roles.items() if words.issuperset(words_of(name))),
             self.default_role,
         )
 
@@ -262,7 +267,7 @@ class RCRRouter:
         self, turn: Turn, role: str, profile: RoleProfile, memory: Sequence[MemoryItem]
     ) -> list[float]:
         weights = self.importance
-        keywords = {word for word in _words(role) if len(word) > 3}
+        keywords = {word for word in words_of(role) if len(word) > 3}
         keywords |= {word.casefold() for word in profile.keywords}
         cosines = np.zeros(len(memory), np.float32)
         if memory and weights.semantic:
@@ -292,120 +297,8 @@ class RCRRouter:
             return 1.0
         return 0.5 if item.kind in self.stages.get(stage, ()) else 0.0
 
-    def _choose(
-        self, memory: Sequence[MemoryItem], scores: Sequence[float], budget: int, turn: Turn
-    ) -> list[tuple[MemoryItem, str]]:
-        """Take items by importance, each with the text that shows it."""
-        ranked = sorted(
-            range(len(memory)),
-            key=lambda place: (
-                -round(scores[place], _DECIMALS),
-                -memory[place].round,
-                memory[place].source,
-            ),
-        )
-        chosen: list[tuple[MemoryItem, str]] = []
-        taken: list[frozenset[tuple[str, ...]]] = []
-        left = budget
-        for place in ranked:
-            item = memory[place]
-            shown = _shown(item, turn.receiver)
-            tokens = self._count(shown)
-            if not chosen and tokens > budget:
-                return [self._truncated(item, budget, turn.receiver)]
-            sequences = _sequences(item.text)
-            if tokens > left or any(
-                _common(sequences, other) >= self.near_duplicate for other in taken
-            ):
-                continue
-            chosen.append((item, shown))
-            taken.append(sequences)
-            left -= tokens
-        # A tokenizer may need more tokens for a whole than for its parts.
-        while self._count(_joined(chosen)) > budget:
-            chosen.pop()
-        return chosen
 
-    def _truncated(self, item: MemoryItem, budget: int, receiver: str) -> tuple[MemoryItem, str]:
-        """Cut an item to the longest beginning that fits, without its heading if that is long."""
-        heading = _shown(replace(item, text=""), receiver)
-        bare = 2 * self._count(heading) > budget
-
-        def beginning(length: int) -> tuple[MemoryItem, str]:
-            text = item.text[: _whole(item.text, length)].rstrip()
-            index, start, _ = item.source
-            kept = replace(
-                item,
-                text=text,
-                tokens=self._count(text),
-                source=(index, start, start + len(text)),
-            )
-            return kept, f"{text}\n\n" if bare else _shown(kept, receiver)
-
-        low, high = 0, len(item.text)
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self._count(beginning(middle)[1]) <= budget:
-                low = middle
-            else:
-                high = middle - 1
-        if low == 0:
-            raise ValueError(
-                f"a budget of {budget} tokens does not hold one character of {receiver!r}'s most "
-                "important item; raise base_budget"
-            )
-        return beginning(low)
-
-
-def _shown(item: MemoryItem, receiver: str) -> str:
-    return f"{write_header(item.sender, item.round, receiver, item.kind)}{item.text}\n\n"
-
-
-def _joined(chosen: Sequence[tuple[MemoryItem, str]]) -> str:
-    return "".join(shown for _, shown in sorted(chosen, key=lambda pair: pair[0].source))
-
-
-def _role_term(
-    item: MemoryItem, role: str, profile: RoleProfile, keywords: set[str]
-) -> float:
-    fits = item.kind in profile.kinds or (bool(role) and item.role == role)
-    hits = len(keywords & set(_words(item.text)))
+def _role_term(item: MemoryItem, role: str, profile: RoleProfile, keywords: set[str]) -> float:
+    fits = item.kind in profile.kinds or (bool(role) and item.role.casefold() == role.casefold())
+    hits = len(keywords & set(words_of(item.text)))
     return float(fits) + min(_MOST_KEYWORDS, _KEYWORD_SHARE * hits)
-
-
-def _words(text: str) -> list[str]:
-    return re.findall(r"\w+", text.casefold())
-
-
-def _sequences(text: str) -> frozenset[tuple[str, ...]]:
-    """List a text's sequences of three words: one changed word or number changes three of them."""
-    words = _words(text) or [text]
-    return frozenset(
-        tuple(words[place : place + 3]) for place in range(max(1, len(words) - 2))
-    )
-
-
-def _common(one: frozenset[tuple[str, ...]], other: frozenset[tuple[str, ...]]) -> float:
-    return len(one & other) / len(one | other)
-
-
-def _whole(text: str, end: int) -> int:
-    """Move a cut back so that it parts no character from its accents, joiners and modifiers."""
-    cut_at = end
-    while 0 < cut_at < len(text) and _parts(text[cut_at - 1], text[cut_at]):
-        cut_at -= 1
-    return cut_at or end
-
-
-def _parts(before: str, after: str) -> bool:
-    joiner = "\u200d"
-    return (
-        joiner in (before, after)
-        or unicodedata.category(after).startswith("M")
-        or "\U0001f3fb" <= after <= "\U0001f3ff"  # skin tones
-    )
-
-
-def _check_whole(name: str, value: object, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name} must be a whole number >= {least}, got {value!r}")

@@ -28,7 +28,7 @@ def token_counter(tokenizer: Any = None) -> Callable[[str], int]:
     """
     if tokenizer is None:
         return lambda text: -(-len(text.encode()) // _BYTES_A_TOKEN)
-    if not callable(getattr(tokenizer, "encode", None)):
+    if isinstance(tokenizer, str) or not callable(getattr(tokenizer, "encode", None)):
         raise ValueError(
             "tokenizer must have encode(text), as transformers tokenizers have, or be None for an "
             f"estimate, got {type(tokenizer).__name__}"

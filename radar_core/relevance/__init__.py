@@ -1,5 +1,6 @@
 """Which sentences of a conversation matter for a query: one file a selector, decays shared."""
 
+from radar_core.relevance.attention import Attention
 from radar_core.relevance.combined import Combined
 from radar_core.relevance.dense import Dense, Relevance
 from radar_core.relevance.lexical import Lexical
@@ -8,6 +9,7 @@ from radar_core.relevance.segmentation import sentence_spans
 from radar_core.relevance.selector import Reading, Selector
 
 __all__ = [
+    "Attention",
     "Combined",
     "Dense",
     "Lexical",

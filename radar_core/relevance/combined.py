@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Literal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
 
@@ -62,6 +62,17 @@ class Combined:
         """The language of the first selector that has one, "en" if none has."""
         languages = (getattr(selector, "language", None) for selector, _ in self.selectors)
         return next((language for language in languages if language is not None), "en")
+
+    def cache_for(
+        self, input_ids: Sequence[int], *, model: Any = None, most: int | None = None
+    ) -> Any:
+        """Return the cache of the first selector that has read this prompt; see `Attention`."""
+        for selector, _ in self.selectors:
+            if hasattr(selector, "cache_for"):
+                cache = selector.cache_for(input_ids, model=model, most=most)
+                if cache is not None:
+                    return cache
+        return None
 
     def similarities(self, reading: Reading) -> np.ndarray:
         """Compute the weighted mean of the comparable similarities; see `Selector.similarities`."""

@@ -70,7 +70,7 @@ class Relevance:
                 vector a text, all of the same size.
         """
         with self._lock:
-            if new := [text for text in dict.fromkeys(texts) if text not in self._rows]:
+            if new := list(dict.fromkeys(text for text in texts if text not in self._rows)):
                 self._remember(new, self._encode(new))
             return self._vectors[[self._rows[text] for text in texts]]
 

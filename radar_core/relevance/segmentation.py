@@ -20,8 +20,8 @@ def sentence_spans(text: str, language: str = "en") -> list[tuple[int, int]]:
     Boundaries are sentencex's. What it leaves longer than 400 characters (code blocks, tables,
     logs) is cut at line ends too. Blanks around a sentence do not belong to it. Sentences without a
     letter, digit or pictograph (rules, code fences) are dropped. List labels ("1.", "A.", "II.")
-    and what ends in a title ("Dr.") go together with what follows in the same paragraph. The cuts of the last 1,024
-    texts are remembered.
+    and what ends in a title ("Dr.") go together with what follows in the same paragraph. The
+    cuts of the last 1,024 texts are remembered.
 
     Args:
         text: the text; may be empty.

@@ -36,7 +36,7 @@ class Reading:
     titles: Sequence[str]
 
     def texts(self, title: bool = False) -> list[str]:
-        """Return the sentences as texts, each with its title in front ("title: sentence") if asked."""
+        """Return the sentences as texts, if asked with their titles in front, "title: sentence"."""
         if not title:
             return [sentence.text for sentence in self.sentences]
         pairs = zip(self.titles, self.sentences, strict=True)

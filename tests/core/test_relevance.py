@@ -116,7 +116,9 @@ def test_tensors_of_any_float_type_are_taken_and_zero_vectors_stay_zero():
 def test_embeddings_of_any_size_are_brought_to_length_one(scale):
     relevance = Relevance(Counting(np.array([[3.0, 4.0], [-3.0, 4.0]]) * scale))
     found = relevance.embed(["a", "b"])
-    np.testing.assert_allclose(found, [[0.6, 0.8], [-0.6, 0.8]], rtol=0.1 if scale < 1e-40 else 1e-6)
+    np.testing.assert_allclose(
+        found, [[0.6, 0.8], [-0.6, 0.8]], rtol=0.1 if scale < 1e-40 else 1e-6
+    )
     sentence = ScoredSentence("a", "x", 0, 0, 0, 1)
     assert decayed_cosines([sentence], found[:1], found[0], {"x": 1}, 1, Decay())[0] > 0.99
 

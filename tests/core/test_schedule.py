@@ -24,8 +24,8 @@ def realised_by_hand(spatial, temporal):
 
 
 def kahn(topology):
-    """Agents nobody sends to wait first; an agent joins the queue when its last sender has spoken."""
-    waiting = {agent: 0 for agent in topology.agents}
+    """Agents nobody sends to come first; one joins the queue when its last sender has spoken."""
+    waiting = dict.fromkeys(topology.agents, 0)
     for _, receiver in topology.edges:
         waiting[receiver] += 1
     queue = [agent for agent in topology.agents if not waiting[agent]]

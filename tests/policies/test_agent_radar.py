@@ -53,8 +53,14 @@ def test_it_chooses_what_the_class_chooses():
     ("name", "expected"),
     [
         ("radar", {"Near and fresh 0.68."}),
-        ("no-spatial-decay", {"Near and fresh 0.68.", "Far and fresh 0.68.", "Far and stale 0.73."}),
-        ("no-temporal-decay", {"Near and fresh 0.68.", "Near and stale 0.68.", "Far and stale 0.73."}),
+        (
+            "no-spatial-decay",
+            {"Near and fresh 0.68.", "Far and fresh 0.68.", "Far and stale 0.73."},
+        ),
+        (
+            "no-temporal-decay",
+            {"Near and fresh 0.68.", "Near and stale 0.68.", "Far and stale 0.73."},
+        ),
         (
             "no-decay",
             {
@@ -107,11 +113,9 @@ def test_appended_repeats_the_chosen_sentences_before_the_query_and_anchors_noth
 
 def test_appended_knows_a_query_that_looks_like_the_end_of_the_conversation():
     query = "Your task, solver:\nYour task, solver:\n"
-    shown = context(
-        AgentRadarPolicy(Scripted(), appended=True, top_k=1), turn(SAID, query=query)
-    )
+    shown = context(AgentRadarPolicy(Scripted(), appended=True, top_k=1), turn(SAID, query=query))
     content = shown.messages[0]["content"]
-    assert content.endswith(f"0.73.\n\nYour task, solver:\n{query}")
+    assert content.endswith(f".\n\nYour task, solver:\n{query}")
     assert content.count("Your task") == 3
 
 
@@ -131,7 +135,11 @@ def test_unusable_settings_are_refused_when_it_is_built(changes):
 
 
 TALK = st.lists(
-    st.tuples(st.sampled_from(AGENTS), st.integers(0, 2), st.sampled_from("A 0.66. B 0.9.|C 0.7.|D 0.8.".split("|"))),
+    st.tuples(
+        st.sampled_from(AGENTS),
+        st.integers(0, 2),
+        st.sampled_from(["A 0.66. B 0.9.", "C 0.7.", "D 0.8."]),
+    ),
     max_size=5,
 )
 

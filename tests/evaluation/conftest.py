@@ -1,0 +1,116 @@
+"""A tiny random model with the embedded tokenizer, and small files in the data sets' formats."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from radar_core import embedded
+
+TOPICS = ("harbour", "castle", "orchard", "railway", "library", "lighthouse", "windmill", "museum")
+SECRET = "zanzibar"
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Any:
+    return embedded.load_tokenizer()
+
+
+@pytest.fixture(scope="session")
+def model(tokenizer: Any) -> Any:
+    """It babbles, but fast."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=4096,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=2,
+    )
+    model = LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(std=0.2)
+    return model
+
+
+@pytest.fixture(scope="session")
+def model_folder(model: Any, tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def question(number: int) -> dict[str, Any]:
+    """A question in HotpotQA's format as Radar stores it; two of its three articles hold gold."""
+    topic = TOPICS[number % len(TOPICS)]
+    return {
+        "id": f"q{number}",
+        "question": f"In which year was the founder of the {topic} {SECRET} born?",
+        "answer": str(1800 + number),
+        "kind": "bridge",
+        "level": "easy",
+        "paragraphs": [
+            {
+                "title": f"The {topic}",
+                "sentences": [
+                    f"The {topic} was founded by person {number}.",
+                    " It is old and many people visit it every year.",
+                ],
+                "supporting": [0],
+            },
+            {
+                "title": "Weather",
+                "sentences": ["It rains a lot in spring.", " Summers are dry."],
+                "supporting": [],
+            },
+            {
+                "title": f"Person {number}",
+                "sentences": [
+                    "This person liked walking.",
+                    f" Person {number} was born in {1800 + number}.",
+                ],
+                "supporting": [1],
+            },
+        ],
+    }
+
+
+def conflict(number: int) -> dict[str, Any]:
+    stem = f"The {TOPICS[number % len(TOPICS)]} stands in"
+    return {
+        "prompt": f"Redefine: {stem} Oslo. {stem}",
+        "base_prompt": stem,
+        "subject": f"The {TOPICS[number % len(TOPICS)]}",
+        "context_answer": " Oslo",
+        "memorised_answer": " New Delhi",
+    }
+
+
+def write(path: Path, items: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(item) + "\n" for item in items), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="session")
+def questions_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    return write(folder / "questions.jsonl", [question(number) for number in range(12)])
+
+
+@pytest.fixture(scope="session")
+def conflicts_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    return write(folder / "conflicts.jsonl", [conflict(number) for number in range(4)])

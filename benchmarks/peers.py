@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
 import types
@@ -89,14 +90,16 @@ def pasta_class() -> Any:
     Raises:
         ImportError: it is not installed.
     """
-    if "datasets" not in sys.modules and importlib.util.find_spec("datasets") is None:
+    if "pastalib.pasta" not in sys.modules and importlib.util.find_spec("datasets") is None:
         datasets = types.ModuleType("datasets")
         datasets.arrow_dataset = types.SimpleNamespace(Dataset=dict)  # type: ignore[attr-defined]
         datasets.dataset_dict = types.SimpleNamespace(DatasetDict=list)  # type: ignore[attr-defined]
         sys.modules["datasets"] = datasets
-    from pastalib.pasta import PASTA
-
-    return PASTA
+        try:
+            importlib.import_module("pastalib.pasta")
+        finally:
+            del sys.modules["datasets"]  # others ask whether there is one
+    return importlib.import_module("pastalib.pasta").PASTA
 
 
 def knows(model: Any) -> bool:

@@ -24,7 +24,8 @@ from tests.policies.dacs.support import Characters, Parity, Words
 
 TOKENIZERS = [Words(), Characters(), Parity(), EstimatedTokenizer(4)]
 
-words = st.lists(st.sampled_from("red box mail 40 street, is; über 🙂".split()), max_size=40)
+WORDS = ["red", "box", "mail", "40", "street,", "is;", "über", "🙂"]
+words = st.lists(st.sampled_from(WORDS), max_size=40)
 texts = words.map(" ".join)
 spoken = texts.map(lambda text: f"Which {text}?")
 exchanges = st.builds(Exchange, spoken, st.sampled_from(Urgency), texts)
@@ -68,9 +69,11 @@ def builder_of(tokenizer, spare, history=10):
 
 def alone(context, history=10):
     """F(a_i) as it is written in focus, whole."""
-    return ContextBuilder(Words(), 10**6, history).build("focus", "agent-0", [context], ()).text[
-        : -len("\n\n## Other agents: none")
-    ]
+    return (
+        ContextBuilder(Words(), 10**6, history)
+        .build("focus", "agent-0", [context], ())
+        .text[: -len("\n\n## Other agents: none")]
+    )
 
 
 def own(contexts):

@@ -187,10 +187,12 @@ def steered_cache(model, method, anchors, ids, kind="dynamic"):
     return cache
 
 
-@pytest.mark.smoke
+PICKLED = pytest.param(lambda c: pickle.loads(pickle.dumps(c)), marks=pytest.mark.smoke)
+
+
 @pytest.mark.parametrize("method", METHODS, ids=named)
 @pytest.mark.parametrize("kind", ["dynamic", "static", "quantized"])
-@pytest.mark.parametrize("carry", [None, copy.deepcopy, lambda c: pickle.loads(pickle.dumps(c))])
+@pytest.mark.parametrize("carry", [None, copy.deepcopy, PICKLED])
 def test_a_model_that_is_not_steered_refuses_a_steered_cache(kind, method, carry):
     model, inputs = tiny_model("Llama"), prompts([20], [[5, 6]])
     anchors, ids = inputs["anchors"], inputs["input_ids"]

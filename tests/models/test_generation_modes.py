@@ -416,8 +416,9 @@ def test_assisted_sampling_follows_the_steered_distribution(llama, method):
 # -- what is refused -------------------------------------------------------------------------------
 
 
-@pytest.mark.smoke
-@FIVE
+@pytest.mark.parametrize(
+    "method", [pytest.param(METHODS[0], marks=pytest.mark.smoke), *METHODS[1:]], ids=named
+)
 @pytest.mark.parametrize(
     ("options", "said"),
     [

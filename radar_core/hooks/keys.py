@@ -187,7 +187,7 @@ def _sites(parts: Parts, layers: tuple[int, ...], what: Literal["query", "key"])
     shape = shape_of(parts.model)
     heads = shape.heads if what == "query" else shape.key_heads
     modules = {module.layer_idx: module for module in parts.attention}
-    missing = sorted(set(layers) - modules.keys())  # type: ignore[type-var]
+    missing = sorted(set(layers) - modules.keys())
     if missing:
         raise ValueError(f"layers {missing} of {parts.name} have no attention")
     return {

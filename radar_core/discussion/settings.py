@@ -11,7 +11,7 @@ from radar_core.topology import Topology
 
 __all__ = ["described"]
 
-_DEEPEST = 8
+_DEEPEST = 12
 
 
 def described(value: Any, depth: int = 0) -> Any:
@@ -45,7 +45,8 @@ def described(value: Any, depth: int = 0) -> Any:
         return {"agents": list(value.agents), "edges": [list(edge) for edge in value.edges]}
     if callable(value) and hasattr(value, "__qualname__"):
         return f"{value.__module__}.{value.__qualname__}"
-    return {"class": type(value).__qualname__, **described(_parts(value), depth + 1)}
+    parts = {name: described(part, depth + 1) for name, part in _parts(value).items()}
+    return {"class": type(value).__qualname__, **parts}
 
 
 def _parts(value: Any) -> dict[str, Any]:

@@ -32,6 +32,9 @@ class SteeredModel:
     none. Every row has its own anchors and its own seed: greedy answers are those that a request
     alone would get, up to rounding, and so are sampled ones, which `sample_logits` draws.
 
+    A policy that reads the same model to choose, by an `Attention` selector, must not do so while a
+    batch runs, which raises: discuss one task at a time with it (`run_many(..., at_once=1)`).
+
     Args:
         model: a decoder-only transformers model in evaluation mode.
         tokenizer: its tokenizer, with a chat template.

@@ -41,12 +41,13 @@ from radar_core.evaluation.discussion_tasks import (
 )
 from radar_core.evaluation.discussions_summary import PLAIN, STEERED
 from radar_core.evaluation.experiment import Row, Summary
-from radar_core.methods import AttentionBias
 from radar_core.policies.agent_radar import AgentRadarPolicy
 from radar_core.policies.compaction import Compaction
 from radar_core.policies.full import FullContext
 from radar_core.policies.policy import Policy
 from radar_core.policies.rcr import RCRRouter
+from radar_core.recommended import TOP_K, recommended_method
+from radar_core.relevance import Attention, Combined, Dense
 from radar_core.schedule import Schedule
 from radar_core.topology import Topology
 
@@ -56,8 +57,8 @@ if TYPE_CHECKING:
 __all__ = ["ARMS", "Discussions", "build", "summarise"]
 
 ROLES = ("planner", "searcher", "checker", "solver")
-RADAR, PAPER = STEERED
-POLICIES = (PLAIN, RADAR, PAPER, "rcr", "compaction")
+RADAR, ATTENTION, PAPER = STEERED
+POLICIES = (PLAIN, *STEERED, "rcr", "compaction")
 # Who hears nobody has all notes.
 ALONE = ("single", "self-consistency")
 LEARNED = ("agent-prune", "agent-dropout")
@@ -247,12 +248,24 @@ class Discussions:
     @cached_property
     def _policies(self) -> dict[str, Policy]:
         """Every policy by its arm's name, each with embeddings of its own."""
-        layers = self.model.config.get_text_config(decoder=True).num_hidden_layers
-        upper = tuple(range(layers - max(1, layers // 3), layers))
-        bias = AttentionBias(2.0, layers=upper, queries="generated")
+        recommended: dict[str, Any] = {
+            "method": recommended_method(self.model),
+            "top_k": TOP_K,
+            "anchor_query": False,
+        }
+
+        def by_attention() -> Policy:
+            attention, dense = (
+                Attention(self.model, self.tokenizer),
+                Dense(self.encoder, title=True),
+            )
+            both = Combined([(attention, 1.0), (dense, 1.0)])
+            return AgentRadarPolicy(selector=both, **recommended)
+
         built: dict[str, Callable[[], Policy]] = {
             PLAIN: FullContext,
-            RADAR: lambda: AgentRadarPolicy(self.encoder, method=bias, top_k=5, anchor_query=False),
+            RADAR: lambda: AgentRadarPolicy(self.encoder, **recommended),
+            ATTENTION: by_attention,
             PAPER: lambda: AgentRadarPolicy.paper(self.encoder),
             "rcr": lambda: RCRRouter(self.encoder, tokenizer=self.tokenizer),
             "compaction": lambda: Compaction(

@@ -15,7 +15,7 @@ from radar_core.evaluation.statistics import mean_interval, paired
 __all__ = ["LARGEST_OVERHEAD", "LARGEST_SHARE", "PLAIN", "STEERED", "summarise"]
 
 PLAIN = "full"
-STEERED = ("agent-radar", "agent-radar-paper")
+STEERED = ("agent-radar", "agent-radar-attention", "agent-radar-paper")
 LARGEST_OVERHEAD = 1.10
 LARGEST_SHARE = 0.02
 PAPERS_OVERHEAD = 1.235

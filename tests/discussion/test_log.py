@@ -264,3 +264,11 @@ def test_settings_are_described_alike_in_every_process():
     assert told["where"] == "a/b" and told["set"] == [1, 2]
     assert told["f"] == "tests.discussion.test_log.run"
     assert " at 0x" not in json.dumps(told)
+
+
+def test_settings_that_hold_themselves_are_described_too():
+    class Ring:
+        def __init__(self):
+            self.ring = self
+
+    assert json.dumps(described(Ring())).count("Ring") < 20

@@ -13,7 +13,7 @@ from radar_core.discussion import Discussion
 from radar_core.evaluation import discussions
 from radar_core.evaluation.discussion_tasks import parse_answer, score, task_for, work
 from radar_core.evaluation.discussions import ARMS, Discussions, build
-from radar_core.evaluation.discussions_summary import summarise
+from radar_core.evaluation.discussions_summary import STEERED, summarise
 from radar_core.evaluation.items import Choice, Paragraph, Problem, Question
 from tests.models.tiny import SHAPE, tiny_model
 
@@ -108,14 +108,14 @@ def test_every_arm_runs_and_is_accounted_for(small):
     by_arm = {row["arm"]: row for row in rows}
     # Four agents in two rounds and a decider; compaction asks before all that heard something.
     calls = {arm: row["calls"] for arm, row in by_arm.items()}
-    assert calls["full"] == calls["agent-radar"] == calls["agent-radar-paper"] == 9
+    assert {calls[arm] for arm in ("full", *STEERED)} == {9}
     assert calls["single"] == 1 and calls["self-consistency"] == 3
     assert calls["chain"] == 4 and calls["debate"] == 8 and 9 < calls["compaction"] <= 18
     for row in rows:
         assert row["completion_tokens"] == 4 * row["calls"]  # the length is fixed
         assert row["seconds"] > row["policy_seconds"] >= 0
     steered = {arm for arm, row in by_arm.items() if row["anchor_tokens"]}
-    assert steered == {"agent-radar", "agent-radar-paper"}
+    assert steered == set(STEERED)
     assert by_arm["single"]["prompt_tokens"] * 3 == pytest.approx(
         by_arm["self-consistency"]["prompt_tokens"], abs=9
     )

@@ -16,6 +16,7 @@ class Work:
         name: the rows' `work`.
         tokens: the prompt's length.
         batch: prompts at once.
+        random_weights: whether the model is a shape of `models.SHAPES`, which has bars of its own.
         second_branch: bytes that a second branch adds to the cache, by dtype.
         share_after_first_anchor: of the prompt, in (0, 1].
     """
@@ -24,6 +25,7 @@ class Work:
     tokens: int
     share_after_first_anchor: float
     batch: int = 1
+    random_weights: bool = False
     second_branch: dict[str, int] = field(default_factory=dict)
 
 
@@ -68,18 +70,22 @@ def bars(rows: Sequence[Row], works: Iterable[Work]) -> list[Bar]:
 
 
 def _limits(row: Row, work: Work) -> list[tuple[str, float]]:
-    key = (row.provider, row.phase, row.dtype)
-    if work.batch > 1:
-        return [("unsteered", 1.05)] if key[:2] == ("radar-bias", "step") else []
-    if key == ("radar-spa", "step", "bf16"):
-        return [("unsteered", 0.70 if work.tokens >= 2048 else 0.80)]
-    if key == ("radar-spa", "step", "fp32"):
-        return [("unsteered", 1.40)]
-    if key[:2] == ("radar-spa", "prefill"):
-        return [("unsteered", 1.1 * (1.0 + work.share_after_first_anchor))]
+    kind, long = (row.provider, row.phase), work.tokens >= 2048
+    if kind == ("radar-seka", "step"):
+        return [("unsteered", 1.02)]
+    if row.provider == "radar-pasta":
+        return [("pastalib", 0.50)] if long else []
     if row.provider == "radar-bias":
-        limits = [("radar-unsteered", 1.03)]
+        limits = [] if work.batch > 1 else [("radar-unsteered", 1.03)]
         if row.phase == "step":
-            limits.append(("unsteered", 0.80 if work.tokens >= 2048 else 1.00))
+            alone = 0.80 if long else 1.00
+            limits.append(("unsteered", alone if work.batch == 1 else 1.05))
         return limits
+    if row.provider == "radar-spa" and work.batch == 1:
+        if row.phase == "prefill":
+            return [("unsteered", 1.1 * (1.0 + work.share_after_first_anchor))]
+        if row.dtype == "bf16":
+            small = 0.70 if long else 0.80
+            return [("unsteered", 0.90 if work.random_weights else small)]
+        return [] if work.random_weights else [("unsteered", 1.40)]
     return []

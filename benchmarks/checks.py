@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.contenders import (
-    SPA_STRENGTH,
-    Case,
-    Contender,
-    Target,
-    anchoring_processor,
-)
+from benchmarks import peers
+from benchmarks.contenders import SPA_STRENGTH, Case, Contender, Target, seka
 
 # float32: probabilities within this times max(1, strength); bias logits within the second.
 PROBABILITY_TOLERANCE = 1e-5
@@ -32,6 +28,8 @@ BF16_MOST = 0.1
 # steering moves the logits, a result must have gone this part of the way. No steering goes 0.
 BF16_PART_OF_THE_WAY = (0.5, 1.5)
 MOST_EAGER_TOKENS = 4096
+# Anchors that nobody can see.
+HIDDEN = Target(bias=torch.finfo(torch.float32).min)
 
 
 @dataclass(frozen=True)
@@ -94,31 +92,97 @@ class Oracle:
         Returns:
             float32 [steps, vocabulary].
         """
-        full = self._forward(case, tokens, target.bias)
+        full = self._forward(case, tokens, target)
         if target.strength == 1.0:
             return full
-        hidden = self._forward(case, tokens, torch.finfo(torch.float32).min)
+        hidden = self._forward(case, tokens, HIDDEN)
         return torch.lerp(hidden, full, target.strength)
 
-    def _forward(self, case: Case, tokens: Tensor, bias: float) -> Tensor:
+    def _forward(self, case: Case, tokens: Tensor, target: Target) -> Tensor:
+        """Run one branch: a target's bias or edited keys, whatever its strength."""
+        branch = replace(target, strength=1.0)
         prompt = case.prompt.input_ids[-1:]
-        anchored = tuple(case.anchors[-1].nonzero()[:, 0].tolist()) if bias else ()
-        key = (tuple(prompt[0].tolist()), tuple(tokens.tolist()), bias, anchored)
+        anchored = branch.anchors(case)[-1].nonzero()[:, 0] if branch.is_steered else tokens[:0]
+        key = (tuple(prompt[0].tolist()), tuple(tokens.tolist()), branch, tuple(anchored.tolist()))
         if key not in self._known:
             ids = torch.cat([prompt, tokens[None, :-1]], dim=1)
             minimum = torch.finfo(torch.float32).min
             mask = torch.full((ids.shape[1], ids.shape[1]), minimum).triu(1)
-            mask[:, list(anchored)] += bias
-            mask.clamp_(min=minimum)
+            if not branch.few_heads:
+                mask[:, anchored] += branch.bias
+                mask.clamp_(min=minimum)
             eager = ids.shape[1] <= MOST_EAGER_TOKENS
             self.model.set_attn_implementation("eager" if eager else "sdpa")
-            self._known[key] = self.model(
-                input_ids=ids,
-                attention_mask=mask[None, None],
-                use_cache=False,
-                logits_to_keep=len(tokens),
-            ).logits[0]
+            with contextlib.ExitStack() as stack:
+                for attention in self._hooked(branch):
+                    if branch.few_heads:
+                        hook = _pasta_mask(attention, self.model, branch.bias, prompt, anchored)
+                        stack.callback(hook.remove)
+                    if branch.edits_keys:
+                        hook = _edited_keys(attention, seka(case.model), anchored)
+                        stack.callback(hook.remove)
+                self._known[key] = self.model(
+                    input_ids=ids,
+                    attention_mask=mask[None, None],
+                    use_cache=False,
+                    logits_to_keep=len(tokens),
+                ).logits[0]
         return self._known[key]
+
+    def _hooked(self, branch: Target) -> list[Any]:
+        """Return the attention modules that a branch changes something in."""
+        if not (branch.few_heads or branch.edits_keys):
+            return []
+        return [layer.self_attn for layer in self.model.base_model.layers]
+
+
+def _pasta_mask(attention: Any, model: Any, bias: float, prompt: Tensor, anchored: Tensor) -> Any:
+    """Add PASTA's bias to the mask of a layer, for its heads: on anchors and on what follows."""
+    heads = torch.zeros(model.config.num_attention_heads)
+    heads[list(peers.pasta_heads(model)[attention.layer_idx])] = bias
+
+    def add(module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        mask = kwargs["attention_mask"]
+        columns = torch.zeros(mask.shape[-1])
+        columns[anchored] = 1.0
+        columns[prompt.shape[1] :] = 1.0
+        added = heads[:, None, None] * columns
+        minimum = torch.finfo(torch.float32).min
+        return args, kwargs | {"attention_mask": (mask + added).clamp(min=minimum)}
+
+    return attention.register_forward_pre_hook(add, with_kwargs=True)
+
+
+def _edited_keys(attention: Any, method: Any, anchored: Tensor) -> Any:
+    """Edit the keys of anchored tokens in a layer, before rotary embedding, head by head."""
+    found, layer = method.projections, attention.layer_idx
+    matrices = [
+        method.positive_gain * _projector(found.positive, layer, head, method.variance)
+        + method.negative_gain * _projector(found.negative, layer, head, method.variance, rest=True)
+        for head in range(found.key_heads)
+    ]
+
+    def edit(module: Any, args: Any, output: Tensor) -> Tensor:
+        edited = output.clone()
+        keys = edited.view(*output.shape[:2], found.key_heads, found.head_size)
+        for head, matrix in enumerate(matrices):
+            chosen = keys[:, anchored, head]
+            keys[:, anchored, head] = chosen + chosen @ matrix / 2
+        return edited
+
+    site = getattr(attention, "k_norm", attention.k_proj)
+    return site.register_forward_hook(edit)
+
+
+def _projector(subspace: Any, layer: int, head: int, share: float, rest: bool = False) -> Tensor:
+    """Return a subspace's projector, its rank counted value by value."""
+    vectors, values = subspace.vectors[layer, head], subspace.values[layer, head]
+    held, rank = 0.0, 0
+    while held < share * float(values.sum()):
+        held += float(values[rank])
+        rank += 1
+    chosen = vectors[:, rank:] if rest else vectors[:, :rank]
+    return chosen @ chosen.T
 
 
 def trace(contender: Contender, case: Case, steps: int) -> Trace:
@@ -211,7 +275,7 @@ def judge_anchoring(contender: Contender, case: Case, steps: int) -> Verdict:
     """
     with _counted_forwards(case.model) as forwards:
         found = trace(contender, case, steps)
-    processor = anchoring_processor(case)
+    processor = peers.anchoring_processor(case, SPA_STRENGTH)
     full = case.model(case.prompt.input_ids, logits_to_keep=1).logits[:, -1].float()
     second = case.model(
         processor.aux_input_ids, attention_mask=processor.attention_mask, logits_to_keep=1
@@ -237,7 +301,7 @@ def _judge_fp32(found: Trace, expected: Tensor, target: Target) -> Verdict:
     gap = expected.max(-1).values - expected.gather(-1, found.tokens[:, None])[:, 0]
     errors = {"probabilities": float((found.probabilities - expected.softmax(-1)).abs().max())}
     limits = {"probabilities": PROBABILITY_TOLERANCE * max(1.0, abs(target.strength))}
-    if target.bias:
+    if target.bias or target.edits_keys:
         errors["logits"] = float((found.scores - expected).abs().max())
         limits["logits"] = LOGIT_TOLERANCE
     within = ", ".join(f"{name} within {error:.1e}" for name, error in errors.items())

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
-import warnings
+import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,10 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.discussion import Prompt, anchored_texts
+from benchmarks import peers
+from benchmarks.discussion import Prompt, first_run
 
 SPA_STRENGTH = 1.4
 BIAS = 2.0
+# Prompts times tokens up to which everyone takes part; beyond, only those that bars are about.
+EVERYONE_UP_TO = 4096
+# Tokens up to which PASTA's dense masks, one for every layer and head, stay below a gigabyte.
+PASTA_UP_TO = 2048
 
 
 @dataclass(frozen=True)
@@ -57,10 +62,15 @@ class Target:
     Args:
         strength: 1 for no second branch.
         bias: added to the attention logits of anchored keys.
+        few_heads: whether the bias is PASTA's: on the heads of `peers.pasta_heads` alone, for the
+            first run of the anchors, and on what is generated too.
+        edits_keys: whether anchored keys are edited as `seka` does.
     """
 
     strength: float = 1.0
     bias: float = 0.0
+    few_heads: bool = False
+    edits_keys: bool = False
 
     @property
     def amplification(self) -> float:
@@ -72,6 +82,15 @@ class Target:
         """Whether the anchors matter, so that each position of theirs is work of its own."""
         return self != Target()
 
+    def anchors(self, case: Case) -> Tensor:
+        """Return the anchors that count: bool [rows, tokens]."""
+        return first_run(case.anchors) if self.few_heads else case.anchors
+
+
+def anywhere(case: Case) -> str | None:
+    """Say that a contender can do every work."""
+    return None
+
 
 @dataclass(frozen=True)
 class Contender:
@@ -81,38 +100,40 @@ class Contender:
         generate: (case, **options of generate) -> what `model.generate` returns.
         target: what the result must be; None where only the released package knows.
         twin: the contender that must give the same tokens and probabilities (in fp32).
-        one_prompt: whether it can only answer one prompt, given as text.
+        cannot: (case) -> why it cannot do the work, None if it can.
     """
 
     generate: Callable[..., Any]
     target: Target | None = None
     twin: str | None = None
-    one_prompt: bool = False
-
-    def can(self, case: Case) -> bool:
-        """Whether it can do the work at all."""
-        return not self.one_prompt or (case.batch == 1 and case.tokenizer is not None)
+    cannot: Callable[[Case], str | None] = anywhere
 
 
 def contenders() -> dict[str, Contender]:
     """Return everyone who can run here, by provider name, each after its twin.
 
     Returns:
-        Providers; `anchoring` is missing when that package is not installed.
+        Providers, without the packages that `peers.absent` names.
     """
     from radar_core import SPA, AttentionBias, NoSteering
 
     spa = Target(strength=SPA_STRENGTH)
+    few = Target(bias=-math.log(peers.ALPHA), few_heads=True)
     found = {
         "unsteered": Contender(generate, Target()),
         "radar-unsteered": Contender(_radar(NoSteering()), Target(), twin="unsteered"),
         "radar-bias": Contender(_radar(AttentionBias(BIAS)), Target(bias=BIAS)),
-        "transformers-cfg": Contender(_guidance, spa),
+        "radar-seka": Contender(_radar(seka), Target(edits_keys=True), cannot=_keys_of_its_own),
+        "transformers-cfg": Contender(_guidance, spa, cannot=_too_large),
         "radar-spa": Contender(_radar(SPA(SPA_STRENGTH)), spa, twin="transformers-cfg"),
+        "anchoring": Contender(_anchoring, cannot=_several_or_no_text),
+        "pastalib": Contender(_pastalib, few, cannot=_unknown_to_pastalib),
+        "radar-pasta": Contender(radar_pasta(few), few, "pastalib", _unknown_to_pastalib),
     }
-    if importlib.util.find_spec("anchoring"):
-        found["anchoring"] = Contender(_anchoring, one_prompt=True)
-    return found
+    missing = peers.absent()
+    if "pastalib" in missing:
+        missing["radar-pasta"] = "there is nobody to compare it with"
+    return {name: one for name, one in found.items() if name not in missing}
 
 
 def generate(case: Case, **options: Any) -> Any:
@@ -130,9 +151,68 @@ def generate(case: Case, **options: Any) -> Any:
     return case.model.generate(input_ids=ids, **arguments)
 
 
-def _radar(method: Any) -> Callable[..., Any]:
+@functools.lru_cache(maxsize=2)
+def seka(model: Any) -> Any:
+    """Return SEKA on random directions, since what they are makes no difference to the time.
+
+    Args:
+        model: whose keys are to be edited, in every layer.
+
+    Returns:
+        The method.
+    """
+    from radar_core import SEKA
+    from radar_core.methods.projections import Projections, Subspace
+
+    config = model.config
+    layers, heads = config.num_hidden_layers, config.num_key_value_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    generator = torch.Generator().manual_seed(0)
+
+    def subspace() -> Subspace:
+        with torch.inference_mode(False):
+            random = torch.randn(layers, heads, size, size, generator=generator)
+            vectors = torch.linalg.qr(random)[0].contiguous()
+            values = (0.9 ** torch.arange(size)).expand(layers, heads, size)
+        return Subspace(vectors, values)
+
+    distance = torch.ones(layers, heads)
+    projections = Projections(
+        model_type=config.model_type,
+        num_layers=layers,
+        layers=tuple(range(layers)),
+        tokens=1,
+        positive=subspace(),
+        negative=subspace(),
+        difference=subspace(),
+        mean_distance=distance,
+        frobenius_distance=distance,
+    )
+    return SEKA(projections)
+
+
+def radar_pasta(target: Target) -> Callable[..., Any]:
+    """Return Radar's way to generate under PASTA.
+
+    Args:
+        target: says which anchors count.
+    """
+
+    def method(model: Any) -> Any:
+        from radar_core import PASTA
+
+        return PASTA(peers.ALPHA, heads=peers.pasta_heads(model), keep_generated=True)
+
+    return _radar(method, target)
+
+
+def _radar(method: Any, target: Target | None = None) -> Callable[..., Any]:
+    """Return a contender's way to generate under a method, or what makes it for a model."""
+
     def steered(case: Case, **options: Any) -> Any:
-        with method.applied_to(case.model, anchors=case.anchors):
+        steering = method(case.model) if callable(method) else method
+        anchors = case.anchors if target is None else target.anchors(case)
+        with steering.applied_to(case.model, anchors=anchors):
             return generate(case, **options)
 
     return steered
@@ -149,46 +229,40 @@ def _guidance(case: Case, **options: Any) -> Any:
 
 
 def _anchoring(case: Case, **options: Any) -> Any:
-    return generate(case, logits_processor=[anchoring_processor(case)], **options)
+    processor = peers.anchoring_processor(case, SPA_STRENGTH)
+    return generate(case, logits_processor=[processor], **options)
 
 
-def anchoring_processor(case: Case) -> Any:
-    """Build the released SPA package's logits processor with the settings nearest to SPA.
+def _pastalib(case: Case, **options: Any) -> Any:
+    with peers.pastalib(case):
+        return generate(case, **options)
 
-    It finds the anchors as text and puts one placeholder in the place of each, so its second
-    prompt is shorter than the first. A processor keeps its cache and serves one `generate` only.
 
-    Args:
-        case: the work.
+# -- what they cannot do ---------------------------------------------------------------------------
 
-    Returns:
-        An `anchoring.SPALogitsProcessor`.
 
-    Raises:
-        ValueError: the tokenizer does not give back the prompt's tokens for its text.
-    """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from anchoring import SPALogitsProcessor, format_spa_input
+def _too_large(case: Case) -> str | None:
+    if case.batch * case.prompt.tokens > EVERYONE_UP_TO:
+        return f"left out beyond {EVERYONE_UP_TO} tokens, which it would take very long for"
+    return None
 
-    def encode(text: str) -> Tensor:
-        return case.tokenizer(text, add_special_tokens=False, return_tensors="pt").input_ids
 
-    if not torch.equal(encode(case.prompt.text), case.prompt.input_ids):
-        raise ValueError("the tokenizer does not give back the prompt's tokens for its text")
-    placeholder = case.tokenizer.mask_token or "MASKTOKEN"
-    _, replaced = format_spa_input(
-        case.prompt.text,
-        anchored_texts(case.tokenizer, case.prompt, case.anchors),
-        placeholder,
-        whole_word_only=False,
-    )
-    return SPALogitsProcessor(
-        aux_model=case.model,
-        aux_input_ids=encode(replaced),
-        mask_token=placeholder,
-        strength=SPA_STRENGTH,
-        modulated_by_prob=False,
-        tokenizer=case.tokenizer,
-        use_attention_mask=True,
-    )
+def _several_or_no_text(case: Case) -> str | None:
+    if case.batch > 1 or case.tokenizer is None:
+        return "it answers one prompt, given as text"
+    return _too_large(case)
+
+
+def _keys_of_its_own(case: Case) -> str | None:
+    layers = getattr(case.model.base_model, "layers", None)
+    if layers is None or not hasattr(getattr(layers[0], "self_attn", None), "k_proj"):
+        return f"the check does not find the keys of {type(case.model).__name__}"
+    return None
+
+
+def _unknown_to_pastalib(case: Case) -> str | None:
+    if not peers.knows(case.model):
+        return f"pastalib knows no {type(case.model).__name__}"
+    if case.prompt.tokens > PASTA_UP_TO:
+        return f"left out beyond {PASTA_UP_TO} tokens, whose dense masks take gigabytes"
+    return None

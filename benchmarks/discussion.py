@@ -183,6 +183,13 @@ def place_anchors(prompt: Prompt, position: float, share: float = 0.05, runs: in
     return anchors.repeat(prompt.input_ids.shape[0], 1)
 
 
+def first_run(anchors: Tensor) -> Tensor:
+    """Return only the first run of anchored tokens of every row: bool [rows, tokens]."""
+    begun = anchors.int().cumsum(1) > 0
+    ended = (begun & ~anchors).int().cumsum(1) > 0
+    return anchors & ~ended
+
+
 def anchored_texts(tokenizer: Any, prompt: Prompt, anchors: Tensor) -> list[str]:
     """Return the text of every run of anchored tokens.
 

@@ -1,6 +1,7 @@
 """What steering costs: whole replies of a small real model, prefill and time per token.
 
     python -m benchmarks.end_to_end --json results/end_to_end.json
+    python -m benchmarks.end_to_end --grid --growth results/growth.png
 
 Every contender runs `model.generate` (greedy, a fixed number of tokens) on the same prompt of an
 exact length, 5 % of whose tokens are anchored in four runs. "prefill" is the time from the call to
@@ -8,6 +9,10 @@ the first token, "step" the time between later tokens. All contenders, dtypes an
 prompt length are timed in turn, round after round; the first position has every contender, the
 others those that Radar's bars are about. Unsteered contenders do not see anchors, so one
 measurement of theirs serves every position.
+
+`--grid` goes through batches of 1, 4 and 16 and prompts of 512 to 8,192 tokens on random weights of
+Qwen2.5-0.5B's shape, in bfloat16, in about twenty minutes on two cores: fewer rounds where there
+are many tokens, and none where there are too many, which is said.
 """
 
 from __future__ import annotations
@@ -15,19 +20,19 @@ from __future__ import annotations
 import argparse
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks import machine
+from benchmarks import machine, peers
 from benchmarks.bars import Bar, Work, bars
 from benchmarks.checks import Oracle, Trace, Verdict, judge, judge_anchoring, trace
 from benchmarks.contenders import Case, Contender, Target, contenders, generate
 from benchmarks.discussion import build_prompts, place_anchors, random_prompt
-from benchmarks.models import SHAPES, Loaded, load
+from benchmarks.models import QWEN, SHAPES, Loaded, load
 from benchmarks.report import (
     console,
     plot_ratios,
@@ -47,6 +52,9 @@ EVERYWHERE = ("unsteered", "radar-unsteered", "radar-bias", "radar-spa")
 # Replies a round where all contenders run; 1 for the others. The bar between these two is the
 # narrowest.
 REPLIES = {"radar-unsteered": 2, "radar-bias": 2}
+# Prompts times tokens up to which every round is run; beyond, as many fewer, two at least.
+ALL_ROUNDS_UP_TO = 2048
+LEAST_ROUNDS = 2
 
 
 @dataclass(frozen=True)
@@ -58,11 +66,12 @@ class Settings:
         dtypes: "bf16", "fp32".
         positions: of the first anchor, as fractions of the prompt; the first has all contenders.
         tokens: new tokens a reply.
-        repeats: rounds.
+        repeats: rounds, where there are few tokens.
         model: a transformers model name or folder, one of `models.SHAPES`, or None for the embedded
             SmolLM2-135M-Instruct.
         only: providers to run; empty for all.
         batches: prompts at once.
+        most_tokens: what prompts at once and their tokens may come to, multiplied.
     """
 
     prompts: Sequence[int] = (512, 1024, 2048)
@@ -73,6 +82,7 @@ class Settings:
     model: str | None = None
     only: Sequence[str] = ()
     batches: Sequence[int] = (1,)
+    most_tokens: int = 32768
 
     def __post_init__(self) -> None:
         if self.tokens < 2:
@@ -83,16 +93,101 @@ class Settings:
             raise ValueError(f"dtypes has {sorted(unknown)}; expected some of {sorted(DTYPES)}")
         if not self.batches or min(self.batches) < 1:
             raise ValueError(f"batches is {self.batches}; expected numbers from 1 on")
+        if not self.sizes:
+            raise ValueError(
+                f"most_tokens is {self.most_tokens}, but the smallest work has "
+                f"{min(self.prompts) * min(self.batches)} tokens; expected at least that"
+            )
+
+    @property
+    def sizes(self) -> list[tuple[int, int]]:
+        """The prompts' lengths and how many are answered at once, without what is too large."""
+        return [size for size in self._all_sizes() if size[0] * size[1] <= self.most_tokens]
+
+    @property
+    def too_large(self) -> list[tuple[int, int]]:
+        """The lengths and batches that are skipped."""
+        return [size for size in self._all_sizes() if size[0] * size[1] > self.most_tokens]
+
+    def _all_sizes(self) -> list[tuple[int, int]]:
+        return list(product(self.prompts, self.batches))
+
+    def rounds(self, tokens: int, batch: int) -> int:
+        """Return how many rounds prompts of a length are timed for."""
+        fewer = round(self.repeats * ALL_ROUNDS_UP_TO / (tokens * batch))
+        return min(self.repeats, max(fewer, LEAST_ROUNDS))
+
+
+# What `--grid` measures where nothing else is asked for.
+GRID = Settings(
+    prompts=(512, 1024, 2048, 4096, 8192),
+    dtypes=("bf16",),
+    positions=(0.5,),
+    tokens=12,
+    repeats=4,
+    model=QWEN,
+    batches=(1, 4, 16),
+    most_tokens=8192,
+)
 
 
 Announce = Callable[[str], None]
 Advance = Callable[[], None]
 
 
+@dataclass
+class Plan:
+    """The work that there is, and who does it.
+
+    Args:
+        settings: what to measure.
+        providers: who competes, each after its twin.
+        groups: for each length and batch its cases: every position and dtype.
+        left_out: why contenders do not take part in some work, or in any: reason by provider.
+    """
+
+    settings: Settings
+    providers: Mapping[str, Contender]
+    groups: dict[tuple[int, int], list[Case]]
+    left_out: dict[str, list[str]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, settings: Settings, providers: Mapping[str, Contender]) -> Plan:
+        """Load the models and lay out the work."""
+        models = {dtype: load(settings.model, DTYPES[dtype]) for dtype in settings.dtypes}
+        groups = {size: _cases(settings, models, *size) for size in settings.sizes}
+        plan = cls(settings, providers, groups)
+        for case in (case for cases in groups.values() for case in cases):
+            for name, contender in providers.items():
+                reason = contender.cannot(case)
+                if reason is not None and reason not in plan.left_out.setdefault(name, []):
+                    plan.left_out[name].append(reason)
+        return plan
+
+    def names(self, case: Case) -> list[str]:
+        """Return who does a piece of work."""
+        return [
+            name
+            for name, contender in self.providers.items()
+            if (case.everyone or name in EVERYWHERE) and contender.cannot(case) is None
+        ]
+
+    @property
+    def steps(self) -> int:
+        """How often `run` will call `advance` if every contender is right."""
+        steps = 0
+        for size, cases in self.groups.items():
+            for case in cases:
+                for name in self.names(case):
+                    steps += 1
+                    if case.everyone or _sees(self.providers[name]):
+                        steps += self.settings.rounds(*size) * _replies(name, case.everyone)
+        return steps
+
+
 @torch.inference_mode()
 def run(
-    settings: Settings,
-    providers: Mapping[str, Contender],
+    plan: Plan,
     read_gb_s: float,
     announce: Announce = lambda text: None,
     advance: Advance = lambda: None,
@@ -100,49 +195,35 @@ def run(
     """Check every contender, then time the ones that were right.
 
     Args:
-        settings: what to measure.
-        providers: who competes, each after its twin.
+        plan: what to measure, and who takes part.
         read_gb_s: measured read bandwidth, for the floors.
         announce: told what is being done.
-        advance: called after every check and every reply; see `steps_of`.
+        advance: called after every check and every reply; see `Plan.steps`.
 
     Returns:
         The rows, in the order of prompts, positions, dtypes and providers, and the pieces of work.
     """
-    announce("loading")
-    models = {dtype: load(settings.model, DTYPES[dtype]) for dtype in settings.dtypes}
-    oracles = {dtype: Oracle.of(loaded.model) for dtype, loaded in models.items()}
+    settings, providers = plan.settings, plan.providers
+    oracles: dict[str, Oracle] = {}
     rows: list[Row] = []
     works: list[Work] = []
-    for tokens, batch in product(settings.prompts, settings.batches):
-        cases = _cases(settings, models, tokens, batch)
+    for (tokens, batch), cases in plan.groups.items():
         verdicts: dict[tuple[str, str, str], Verdict] = {}
         for case in cases:
             announce(f"checking {case.work} {case.dtype}")
-            names = _names(providers, case)
+            if case.dtype not in oracles:
+                oracles[case.dtype] = Oracle.of(case.model)
+            names = plan.names(case)
             found = _check(case, {n: providers[n] for n in names}, oracles[case.dtype], advance)
             verdicts |= {(case.work, case.dtype, name): v for name, v in found.items()}
         announce(f"timing {batch} prompts of {tokens} tokens")
-        samples = _time(settings, providers, cases, verdicts, advance)
+        samples = _time(plan, cases, verdicts, settings.rounds(tokens, batch), advance)
         for case in cases:
-            for name in _names(providers, case):
+            for name in plan.names(case):
                 verdict = verdicts[case.work, case.dtype, name]
                 rows += _rows(case, name, providers[name], verdict, samples, read_gb_s, settings)
-        works += _works(cases, settings.tokens)
+        works += _works(cases, settings)
     return rows, works
-
-
-def steps_of(settings: Settings, providers: Mapping[str, Contender]) -> int:
-    """Return how often `run` will call `advance` if every contender is right."""
-    steps = 0
-    for batch, (index, _) in product(settings.batches, enumerate(settings.positions)):
-        alone = batch == 1 and settings.model not in SHAPES
-        for name, contender in providers.items():
-            if (index == 0 or name in EVERYWHERE) and (alone or not contender.one_prompt):
-                steps += 1
-                if index == 0 or _sees(contender):
-                    steps += settings.repeats * _replies(name, everyone=index == 0)
-    return len(settings.prompts) * len(settings.dtypes) * steps
 
 
 def _replies(name: str, everyone: bool) -> int:
@@ -166,22 +247,15 @@ def _cases(settings: Settings, models: Mapping[str, Loaded], tokens: int, batch:
     return cases
 
 
-def _works(cases: Sequence[Case], tokens: int) -> list[Work]:
+def _works(cases: Sequence[Case], settings: Settings) -> list[Work]:
     works: dict[str, Work] = {}
     for case in cases:
         prompt, share = case.prompt.tokens, case.share_after_first_anchor
-        work = works.setdefault(case.work, Work(case.work, prompt, share, case.batch))
-        rows = case.batch * (prompt + tokens)
+        shaped = settings.model in SHAPES
+        work = works.setdefault(case.work, Work(case.work, prompt, share, case.batch, shaped))
+        rows = case.batch * (prompt + settings.tokens)
         work.second_branch[case.dtype] = rows * bytes_per_token(case.model)
     return list(works.values())
-
-
-def _names(providers: Mapping[str, Contender], case: Case) -> list[str]:
-    return [
-        name
-        for name, contender in providers.items()
-        if (case.everyone or name in EVERYWHERE) and contender.can(case)
-    ]
 
 
 def _sees(contender: Contender) -> bool:
@@ -211,21 +285,21 @@ def _check(
 
 
 def _time(
-    settings: Settings,
-    providers: Mapping[str, Contender],
+    plan: Plan,
     cases: Sequence[Case],
     verdicts: Mapping[tuple[str, str, str], Verdict],
+    rounds: int,
     advance: Advance,
 ) -> dict[tuple[str, str, str], dict[str, list[float]]]:
     turns: dict[tuple[tuple[str, str, str], int], Measurement] = {}
     for case in cases:
-        for name in _names(providers, case):
-            key = _sample_key(case, name, providers[name])
+        for name in plan.names(case):
+            key = _sample_key(case, name, plan.providers[name])
             if verdicts[case.work, case.dtype, name].right and (key, 0) not in turns:
-                measurement = _measurement(providers[name], case, settings.tokens)
+                measurement = _measurement(plan.providers[name], case, plan.settings.tokens)
                 turns |= {(key, i): measurement for i in range(_replies(name, case.everyone))}
     samples: dict[tuple[str, str, str], dict[str, list[float]]] = {}
-    for (key, _), phases in interleave(turns, settings.repeats, advance).items():
+    for (key, _), phases in interleave(turns, rounds, advance).items():
         for phase, seconds in phases.items():
             samples.setdefault(key, {}).setdefault(phase, []).extend(seconds)
     return samples
@@ -291,6 +365,17 @@ def bytes_per_token(model: Any) -> int:
     return elements * model.get_input_embeddings().weight.element_size()
 
 
+def _print_left_out(out: Any, plan: Plan) -> None:
+    """Print, once each, who does not take part in what, and which work is skipped."""
+    reasons = {name: [reason] for name, reason in peers.absent().items()} | plan.left_out
+    for name, texts in reasons.items():
+        out.print(f"{name} is left out: {'; '.join(texts)}", markup=False, highlight=False)
+    skipped = [f"{batch} x {tokens}" for tokens, batch in plan.settings.too_large]
+    if skipped:
+        most = plan.settings.most_tokens
+        out.print(f"skipped, more than {most} tokens together: {', '.join(skipped)}")
+
+
 def _print_caches(out: Any, works: Sequence[Work]) -> None:
     out.print("\nwhat SPA's second branch adds to the cache:")
     for work in works:
@@ -320,48 +405,45 @@ def _print_bars(out: Any, found: Sequence[Bar]) -> None:
 
 
 def _parse(arguments: Sequence[str] | None) -> tuple[Settings, argparse.Namespace]:
-    default = Settings()
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.end_to_end", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write machine and rows")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the ratios")
     parser.add_argument(
-        "--growth", type=Path, metavar="FILE", help="draw tokens per second against the prompt"
+        "--growth",
+        type=Path,
+        metavar="FILE",
+        help="draw tokens per second and overhead against the prompt and the batch",
+    )
+    parser.add_argument(
+        "--grid", action="store_true", help=f"batches and long prompts on {GRID.model}'s weights"
     )
     parser.add_argument(
         "--model", help=f"a transformers model name or folder, or {' or '.join(SHAPES)}"
     )
+    parser.add_argument("--batches", type=int, nargs="+", help="prompts at once")
+    parser.add_argument("--prompts", type=int, nargs="+", help="tokens of each")
+    parser.add_argument("--dtypes", nargs="+", choices=sorted(DTYPES))
+    parser.add_argument("--positions", type=float, nargs="+", help="of the first anchor, 0 to 1")
+    parser.add_argument("--tokens", type=int, help="a reply")
+    parser.add_argument("--repeats", type=int, help="rounds, fewer where there are many tokens")
     parser.add_argument(
-        "--batches", type=int, nargs="+", default=default.batches, help="prompts at once"
+        "--most-tokens", type=int, help="skip work whose prompts have more tokens together"
     )
-    parser.add_argument("--prompts", type=int, nargs="+", default=default.prompts)
-    parser.add_argument("--dtypes", nargs="+", choices=sorted(DTYPES), default=default.dtypes)
-    parser.add_argument("--positions", type=float, nargs="+", default=default.positions)
-    parser.add_argument("--tokens", type=int, default=default.tokens, help="a reply")
-    parser.add_argument("--repeats", type=int, default=default.repeats, help="rounds")
-    parser.add_argument("--only", nargs="+", default=(), metavar="PROVIDER")
+    parser.add_argument("--only", nargs="+", metavar="PROVIDER")
     parser.add_argument("--quick", action="store_true", help="one prompt, position and two rounds")
     parsed = parser.parse_args(arguments)
-    settings = Settings(
-        **{
-            name: getattr(parsed, name)
-            for name in (
-                "prompts",
-                "dtypes",
-                "positions",
-                "tokens",
-                "repeats",
-                "model",
-                "only",
-                "batches",
-            )
-        }
-    )
+    asked = {
+        name: value
+        for name, value in vars(parsed).items()
+        if name in Settings.__dataclass_fields__ and value is not None
+    }
+    settings = replace(GRID if parsed.grid else Settings(), **asked)
     if parsed.quick:
         settings = replace(
             settings,
-            prompts=settings.prompts if settings.prompts != default.prompts else (512,),
+            prompts=settings.prompts if "prompts" in asked else settings.prompts[:1],
             positions=settings.positions[:1],
             tokens=min(settings.tokens, 12),
             repeats=min(settings.repeats, 2),
@@ -383,15 +465,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     warnings.filterwarnings("ignore", category=FutureWarning)
     out = console()
     providers = contenders()
-    if "anchoring" not in providers:
-        out.print("anchoring is skipped: pip install --no-deps anchoring==0.1.0")
     if unknown := set(settings.only) - set(providers):
         raise ValueError(f"--only has {sorted(unknown)}; expected some of {list(providers)}")
     if settings.only:
         providers = {name: providers[name] for name in providers if name in settings.only}
     described = machine.describe()
-    with progress(steps_of(settings, providers)) as (announce, advance):
-        rows, works = run(settings, providers, described["read_gb_s"], announce, advance)
+    plan = Plan.of(settings, providers)
+    _print_left_out(out, plan)
+    with progress(plan.steps) as (announce, advance):
+        rows, works = run(plan, described["read_gb_s"], announce, advance)
     print_machine(out, described)
     print_rows(out, rows, "unsteered")
     _print_caches(out, works)

@@ -165,9 +165,11 @@ def plot_ratios(path: Path, rows: Sequence[Row], baseline: str | Callable[[str],
 
 
 def plot_steps(path: Path, rows: Sequence[Row], works: Sequence[Work], baseline: str) -> None:
-    """Draw tokens per second, and the ratio of a step to the baseline's, against the prompt.
+    """Draw tokens per second, and the ratio of a step to the baseline's, against both sizes.
 
-    One column of panels a dtype and batch; of several positions of the anchors the first counts.
+    One column of panels a dtype and batch, against the prompt's length; then, where there are
+    several batches, one a dtype and length, against the batch. Of several positions of the anchors
+    the first counts.
 
     Args:
         path: the image file; its ending chooses the format.
@@ -183,27 +185,40 @@ def plot_steps(path: Path, rows: Sequence[Row], works: Sequence[Work], baseline:
     named = {(work.tokens, work.batch): work for work in reversed(works)}
     firsts = {work.name: work for work in named.values()}
     steps = [row for row in rows if row.phase == "step" and row.work in firsts and row.median_ms]
-    panels = list(dict.fromkeys((row.dtype, firsts[row.work].batch) for row in steps))
-    size = (5 * len(panels), 7)
-    figure, axes = pyplot.subplots(2, len(panels), figsize=size, sharex="col", squeeze=False)
-    for column, (dtype, batch) in enumerate(panels):
-        here = [row for row in steps if (row.dtype, firsts[row.work].batch) == (dtype, batch)]
-        for provider in dict.fromkeys(row.provider for row in here):
+    panels: dict[tuple[str, str], list[tuple[int, Row]]] = {}
+    for row in steps:
+        work = firsts[row.work]
+        title = f"{row.dtype}, batch {work.batch}"
+        panels.setdefault((title, "tokens of the prompt"), []).append((work.tokens, row))
+    for row in steps:
+        work = firsts[row.work]
+        title = f"{row.dtype}, {work.tokens} tokens"
+        panels.setdefault((title, "batch"), []).append((work.batch, row))
+    drawn = {
+        key: points
+        for key, points in panels.items()
+        if key[1] != "batch" or len({size for size, _ in points}) > 1
+    }
+    figure, axes = pyplot.subplots(
+        2, len(drawn), figsize=(4.5 * len(drawn), 7), sharex="col", squeeze=False
+    )
+    for (above, below), ((title, label), points) in zip(axes.T, drawn.items(), strict=True):
+        for provider in dict.fromkeys(row.provider for _, row in points):
             own = sorted(
-                (firsts[row.work].tokens, batch * 1e3 / row.median_ms, ratio(here, row, baseline))
-                for row in here
+                (size, firsts[row.work].batch * 1e3 / row.median_ms, ratio(steps, row, baseline))
+                for size, row in points
                 if row.provider == provider and row.median_ms
             )
-            tokens, speed, times = zip(*own, strict=True)
-            axes[0][column].plot(tokens, speed, "o-", label=provider)
-            axes[1][column].plot(tokens, times, "o-", label=provider)
-        axes[0][column].set_title(f"{dtype}, batch {batch}")
-        axes[1][column].set_xscale("log", base=2)
-        axes[1][column].set_xlabel("tokens of the prompt")
-        axes[1][column].axhline(1.0, color="black", linewidth=0.8)
+            sizes, speed, times = zip(*own, strict=True)
+            above.plot(sizes, speed, "o-", label=provider)
+            below.plot(sizes, times, "o-", label=provider)
+        above.set_title(title)
+        above.legend(fontsize="x-small")
+        below.set_xscale("log", base=2)
+        below.set_xlabel(label)
+        below.axhline(1.0, color="black", linewidth=0.8)
     axes[0][0].set_ylabel("tokens per second")
     axes[1][0].set_ylabel(f"time of a step / {baseline}")
-    axes[0][-1].legend(fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
     save(pyplot, figure, path)
 
 

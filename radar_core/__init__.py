@@ -30,8 +30,10 @@ if TYPE_CHECKING:
         SecondPrompt,
         TargetMass,
     )
-    from radar_core.relevance import Relevance
+    from radar_core.recommended import recommended_method, recommended_radar
+    from radar_core.relevance import Attention, Combined, Dense, Lexical, Relevance, Selector
     from radar_core.report import LayerReport, Report
+    from radar_core.schedule import Schedule
     from radar_core.steered import Reply, Steered, attention_mass
     from radar_core.topology import Topology
     from radar_core.transcript import Message, Transcript
@@ -58,8 +60,10 @@ _HOMES = {
         "SecondPrompt",
         "TargetMass",
     ),
-    "radar_core.relevance": ("Relevance",),
+    "radar_core.recommended": ("recommended_method", "recommended_radar"),
+    "radar_core.relevance": ("Attention", "Combined", "Dense", "Lexical", "Relevance", "Selector"),
     "radar_core.report": ("LayerReport", "Report"),
+    "radar_core.schedule": ("Schedule",),
     "radar_core.steered": ("Reply", "Steered", "attention_mass"),
     "radar_core.topology": ("Topology",),
     "radar_core.transcript": ("Message", "Transcript"),
@@ -77,12 +81,16 @@ __all__ = [
     "AdaSEKA",
     "AgentRadar",
     "Anchor",
+    "Attention",
     "AttentionBias",
     "Chosen",
+    "Combined",
     "Contrast",
+    "Dense",
     "Guard",
     "InstABoost",
     "LayerReport",
+    "Lexical",
     "Message",
     "Method",
     "NoSteering",
@@ -91,12 +99,16 @@ __all__ = [
     "Relevance",
     "Reply",
     "Report",
+    "Schedule",
     "SecondPrompt",
+    "Selector",
     "Steered",
     "TargetMass",
     "Topology",
     "Transcript",
     "attention_mass",
+    "recommended_method",
+    "recommended_radar",
 ]
 
 

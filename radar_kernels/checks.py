@@ -2,6 +2,7 @@
 
 from numbers import Integral, Real
 
+import torch
 from torch import Tensor
 
 
@@ -20,7 +21,7 @@ def check_tensors(**given: object) -> None:
 
 
 def check_number(name: str, given: object) -> None:
-    """Checks that an argument is a real number.
+    """Checks that an argument is a real number; True and False are none.
 
     Args:
         name: of the argument.
@@ -30,8 +31,24 @@ def check_number(name: str, given: object) -> None:
         ValueError: it is no number.
     """
     # Most are plain floats; the abstract class, which numpy's belong to, is slow to ask.
-    if not isinstance(given, float) and not isinstance(given, Real):
+    if not isinstance(given, float) and (isinstance(given, bool) or not isinstance(given, Real)):
         raise ValueError(f"{name} is {_described(given)}; expected a number or a tensor of them")
+
+
+def check_numbers(name: str, given: object) -> None:
+    """Checks that an argument is a real number or a tensor of them.
+
+    Args:
+        name: of the argument.
+        given: its value.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if not isinstance(given, Tensor):
+        check_number(name, given)
+    elif given.dtype == torch.bool:
+        raise ValueError(f"{name} is a tensor of {given.dtype}; expected one of numbers")
 
 
 def check_integer(name: str, given: object) -> None:

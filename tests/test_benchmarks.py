@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import fields, replace
 from itertools import pairwise
 from pathlib import Path
@@ -11,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import end_to_end, kernels, machine, models, relevance, sampling, tasks
+from benchmarks import end_to_end, kernels, machine, models, peers, relevance, sampling, tasks
 from benchmarks.bars import Work, bars
 from benchmarks.checks import Oracle, judge, judge_anchoring, trace
-from benchmarks.contenders import Case, Contender, Target, contenders, generate
+from benchmarks.contenders import Case, Contender, Target, contenders, generate, radar_pasta
 from benchmarks.discussion import (
     Prompt,
     anchored_texts,
@@ -224,27 +225,36 @@ def test_bars_hold_the_ratios_against_the_limits() -> None:
         make_row("unsteered", 10.0),
         make_row("radar-unsteered", 8.0),
         make_row("radar-bias", 8.1),
+        make_row("radar-seka", 10.3),
         make_row("radar-spa", 7.5),
+        make_row("pastalib", 20.0),
+        make_row("radar-pasta", 9.9),
         make_row("unsteered", 100.0, phase="prefill"),
         make_row("radar-spa", 170.0, phase="prefill"),
     ]
 
-    def found(tokens: int, batch: int = 1) -> list[tuple[str, str, str, float, bool]]:
+    def found(tokens: int, batch: int = 1, **more: Any) -> list[tuple[str, str, str, float, bool]]:
         return [
             (b.row.provider, b.row.phase, b.to, round(b.limit, 3), b.passed)
-            for b in bars(rows, [Work("w", tokens, 0.5, batch)])
+            for b in bars(rows, [Work("w", tokens, 0.5, batch, **more)])
         ]
 
     assert found(1024) == [
         ("radar-bias", "step", "radar-unsteered", 1.03, True),
         ("radar-bias", "step", "unsteered", 1.0, True),
+        ("radar-seka", "step", "unsteered", 1.02, False),
         ("radar-spa", "step", "unsteered", 0.8, True),
         ("radar-spa", "prefill", "unsteered", 1.65, False),
     ]
     assert ("radar-spa", "step", "unsteered", 0.7, False) in found(2048)
+    assert ("radar-spa", "step", "unsteered", 0.9, True) in found(2048, random_weights=True)
     assert ("radar-bias", "step", "unsteered", 0.8, False) in found(2048)
-    assert found(2048, batch=4) == [("radar-bias", "step", "unsteered", 1.05, True)]
-    rows[3] = make_row("radar-spa", None)
+    assert ("radar-pasta", "step", "pastalib", 0.5, True) in found(2048)
+    assert found(1024, batch=4) == [
+        ("radar-bias", "step", "unsteered", 1.05, True),
+        ("radar-seka", "step", "unsteered", 1.02, False),
+    ]
+    rows[4] = make_row("radar-spa", None)
     assert ("radar-spa", "step", "unsteered", 0.8, False) in found(1024)
 
 
@@ -284,13 +294,64 @@ def test_batches_of_a_shape_with_random_weights(
     rows = [Row(**row) for row in json.loads(path.read_text())["rows"]]
     works = [f"{shape} prompt={n}{at}" for n in (64, 96) for at in ("", " batch=3")]
     assert list(dict.fromkeys(row.work for row in rows)) == [f"{w} anchors@50%" for w in works]
-    assert {row.provider for row in rows} == set(contenders()) - {"anchoring"}
+    absent = {"anchoring", "pastalib", "radar-pasta"}  # they need a text, or a Llama
+    assert {row.provider for row in rows} == set(contenders()) - absent
     floors = {row.work: row.floor_ms for row in rows if row.provider == "unsteered"}
     assert all(row.median_ms for row in rows) and image.read_bytes().startswith(b"\x89PNG")
     printed = capsys.readouterr().out
     # 3 prompts of 64 tokens and 3 of the reply, 2 layers x 2 heads x 64, keys and values, 4 bytes.
     assert f"batch=3 anchors@50%: {3 * 67 * 2 * 2 * 2 * 64 * 2 / 2**20:.0f} MiB in bf16" in printed
     assert len(floors) == 4
+
+
+def test_rounds_get_fewer_and_work_is_skipped_where_there_are_many_tokens(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    grid = end_to_end.GRID
+    assert [grid.rounds(tokens, 1) for tokens in grid.prompts] == [4, 4, 4, 2, 2]
+    assert end_to_end.Settings(repeats=1).rounds(8192, 4) == 1
+    assert max(tokens * batch for tokens, batch in grid.sizes) <= grid.most_tokens
+    assert {batch for _, batch in grid.sizes} == {1, 4, 16} and (8192, 1) in grid.sizes
+    with pytest.raises(ValueError, match="most_tokens is 9, but the smallest work has 512"):
+        end_to_end.Settings(most_tokens=9)
+    image = tmp_path / "growth.png"
+    small = ["--prompts", "64", "96", "--batches", "1", "2", "--tokens", "2", "--repeats", "1"]
+    more = ["--model", f"{models.QWEN}-2-layers", "--only", "unsteered", "radar-seka"]
+    outputs = ["--most-tokens", "128", "--growth", str(image)]
+    assert end_to_end.main(["--grid", *small, *more, *outputs]) == 0
+    printed = capsys.readouterr().out
+    assert "skipped, more than 128 tokens together: 2 x 96" in printed
+    assert "fp32" not in printed and image.read_bytes().startswith(b"\x89PNG")
+
+
+def test_who_is_left_out_is_said_once(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ["--prompts", "64", "--positions", "0.5", "--batches", "1", "2", "--tokens", "2"]
+    more = ["--model", f"{models.QWEN}-2-layers", "--dtypes", "fp32", "--repeats", "1"]
+    assert end_to_end.main([*sizes, *more]) == 0
+    printed = capsys.readouterr().out
+    for name in ("anchoring", "pastalib"):
+        lines = [line for line in printed.splitlines() if line.startswith(f"{name} is left out: ")]
+        assert len(lines) == 1
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("rows", [1, 2])
+def test_pasta_is_the_packages(tiny: Path, dtype: str, rows: int) -> None:
+    """Ours against the oracle, and against the package where it is installed."""
+    model, tokenizer, _ = models.load(str(tiny), end_to_end.DTYPES[dtype])
+    prompts = build_prompts(tokenizer, 96, rows)
+    case = Case(model, tokenizer, prompts, place_anchors(prompts, 0.5), dtype, "tiny")
+    found, oracle = contenders(), Oracle.of(case.model)
+    target = Target(bias=-math.log(peers.ALPHA), few_heads=True)
+    ours = Contender(radar_pasta(target), target)
+    with torch.inference_mode():
+        plain = trace(Contender(generate, Target()), case, 6)
+        for contender in [ours, *(found[n] for n in ("pastalib",) if n in found)]:
+            verdict = judge(contender, case, trace(contender, case, 6), oracle, {}, plain)
+            assert verdict.right, verdict.text
+        idle = Contender(generate, target)
+        assert not judge(idle, case, trace(idle, case, 6), oracle, {}, plain).right
+    assert model.config._attn_implementation == "sdpa"
 
 
 def test_each_prompt_of_a_batch_is_another_and_the_last_is_checked(tiny: Path) -> None:
@@ -320,7 +381,7 @@ def test_wrong_contender_is_reported_and_not_timed(tiny: Path) -> None:
         "shifted": Contender(shifted, Target()),
         "broken": Contender(broken, Target()),
     }
-    rows, _ = end_to_end.run(settings(tiny), providers, read_gb_s=10.0)
+    rows, _ = end_to_end.run(end_to_end.Plan.of(settings(tiny), providers), read_gb_s=10.0)
     by_provider = {row.provider: row for row in rows}
     assert by_provider["unsteered"].median_ms is not None
     for name in ("shifted", "broken"):
@@ -341,9 +402,10 @@ def test_all_positions_are_reported_and_unsteered_is_measured_once(tiny: Path) -
     wanted = {n: providers[n] for n in ("unsteered", "transformers-cfg", "radar-spa")}
     chosen = settings(tiny, positions=(0.5, 0.25))
     advanced: list[int] = []
-    rows, works = end_to_end.run(chosen, wanted, read_gb_s=10.0, advance=lambda: advanced.append(1))
+    plan = end_to_end.Plan.of(chosen, wanted)
+    rows, works = end_to_end.run(plan, read_gb_s=10.0, advance=lambda: advanced.append(1))
     assert len(runs) == chosen.repeats
-    assert len(advanced) == end_to_end.steps_of(chosen, wanted)
+    assert len(advanced) == plan.steps
     assert [work.share_after_first_anchor for work in works] == [0.5, 0.75]
     providers_at = {
         work.name: [r.provider for r in rows if r.work == work.name and r.phase == "step"]
@@ -360,7 +422,7 @@ def test_steering_that_does_nothing_is_found_out(tiny: Path, dtype: str) -> None
     case = make_case(tiny, dtype)
     oracle = Oracle.of(case.model)
     # The weak ones are within what bfloat16 rounds: only their direction gives them away.
-    weak = (Target(strength=1.02), Target(bias=0.05))
+    weak = (Target(strength=1.02), Target(bias=0.05), Target(edits_keys=True))
     for target in (Target(strength=1.4), Target(bias=2.0), *weak):
         idle = Contender(generate, target)
         with torch.inference_mode():
@@ -375,7 +437,7 @@ def test_steering_that_is_right_passes(tiny: Path, dtype: str) -> None:
     oracle = Oracle.of(case.model)
     with torch.inference_mode():
         plain = trace(Contender(generate, Target()), case, 6)
-        for name in ("radar-bias", "radar-spa", "transformers-cfg"):
+        for name in ("radar-bias", "radar-spa", "radar-seka", "transformers-cfg"):
             contender = contenders()[name]
             verdict = judge(contender, case, trace(contender, case, 6), oracle, {}, plain)
             assert verdict.right, f"{name}: {verdict.text}"

@@ -64,8 +64,29 @@ def test_the_keys_example(smollm2, capsys, tmp_path, monkeypatch):
         "Steered": Steered,
         "SEKA": SEKA,
     }
-    exec(SNIPPETS[2], names)
+    exec(SNIPPETS[4], names)
     assert "anchors' share before" in capsys.readouterr().out
+
+
+def test_the_recommended_example(smollm2, capsys):
+    exec(SNIPPETS[2], {"model": smollm2.model, "tokenizer": smollm2.tokenizer})
+    assert "40,000" in capsys.readouterr().out
+
+
+def test_the_discussion_example(capsys):
+    exec(SNIPPETS[3], {})
+    assert capsys.readouterr().out.startswith("I agree: ")
+
+
+def test_the_experiments_are_there(tmp_path):
+    commands = [line for line in COMMANDS if line.startswith("radar eval")]
+    assert commands
+    for command in commands:
+        name = command.split()[2]
+        help_text = radar(f"radar eval {name} --help", tmp_path)
+        assert help_text.returncode == 0, help_text.stderr
+        for flag in re.findall(r"--\w+", command):
+            assert flag in help_text.stdout, flag
 
 
 def test_the_inspect_command(tmp_path):

@@ -98,12 +98,8 @@ class SteeredModel:
         return await waiting.answer
 
     async def _serve(self, queue: _Queue) -> None:
-        while True:
-            await asyncio.sleep(0)  # those who speak at the same time have asked by then
-            batch = self._next_batch(queue)
-            if not batch:
-                queue.server = None
-                return
+        # This runs when those who speak at the same time have asked, too.
+        while batch := self._next_batch(queue):
             try:
                 requests = [one.request for one in batch]
                 answers = await asyncio.to_thread(self._answer, requests)
@@ -121,6 +117,7 @@ class SteeredModel:
                     one.answer.set_exception(answer)
                 else:
                     one.answer.set_result(answer)
+        queue.server = None
 
     def _next_batch(self, queue: _Queue) -> list[_Waiting]:
         """Take the request that waits longest, and those that can go with it."""

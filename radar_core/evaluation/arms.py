@@ -12,7 +12,7 @@ __all__ = ["APPENDED", "SETS", "UNSTEERED", "Arm", "arms"]
 
 UNSTEERED = "unsteered"
 APPENDED = "appended"
-SETS = ("quick", "all")
+SETS = ("answer", "quick", "all")
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ def arms(model: Any, chosen: str, question: bool) -> list[Arm]:
 
     Args:
         model: the model, for its number of layers.
-        chosen: "quick" leaves out what needs a run of the whole prompt for each arm, "all" does
-            not.
+        chosen: "answer" for what steers the answer alone and shares one reading of the prompt,
+            "quick" for SPA and appended sentences too, "all" also for biases of all tokens.
         question: whether there is a question that can be anchored, and a conversation that
             sentences can be appended to.
 
@@ -52,8 +52,10 @@ def arms(model: Any, chosen: str, question: bool) -> list[Arm]:
     if chosen not in SETS:
         raise ValueError(f"--set: arms is {chosen!r}; expected one of {', '.join(SETS)}")
     parts = _parts(model.config.get_text_config(decoder=True).num_hidden_layers)
-    steered = [_spa(strength) for strength in (1.2, 1.4, 2.0)]
     answer = _answer_arms(parts, everything=chosen == "all")
+    if chosen == "answer":
+        return answer
+    steered = [_spa(strength) for strength in (1.2, 1.4, 2.0)]
     if question:
         steered = [Arm(APPENDED, NoSteering(), appended=True), *steered]
         answer += [_with_question(arm) for arm in answer]
@@ -83,7 +85,7 @@ def _answer_arms(parts: dict[str, list[int] | None], everything: bool) -> list[A
             f"target mass {mass:g}, last third",
             TargetMass(mass, layers=parts["last third"], queries="generated"),
         )
-        for mass in (0.2, 0.35, 0.5)
+        for mass in (0.1, 0.2, 0.35, 0.5)
     ]
     return found
 

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from radar_core.hooks.attachment import attach, check_anchors
+from radar_core.hooks.attachment import attach, check_anchors, layer_plans
 from radar_core.hooks.branches import rotates_by_length
+from radar_core.hooks.cache import empty_cache
 from radar_core.hooks.provenance import Provenance
 from radar_core.methods import Method, NoSteering
 
@@ -166,13 +167,16 @@ class Scorer:
         if not self._shares:
             return None
         length = self.ids.shape[1] - 1
-        steering = Provenance.of(self.model, method, anchors)
+        plans = layer_plans(method, self.model.config.get_text_config(decoder=True))
+        steering = Provenance.of(method, plans, anchors)
         if not steering.changes(length):
             return copy.deepcopy(self._cache)
         assert steering.start is not None
         if self._steered is None or not self._steered[0].equals(steering, length):
             cache = _first(self._cache, steering.start)
-            held = 0 if cache is None else int(cache.get_seq_length())
+            # Given even if empty: these are the first tokens of the prompt, not all of it.
+            cache = empty_cache(self.model) if cache is None else cache
+            held = int(cache.get_seq_length())
             with attach(self.model, method, anchors):
                 _, cache = self._run(self.ids[:, held:length], cache, keep=1)
             self._steered = steering, cache

@@ -7,7 +7,7 @@ import itertools
 import sys
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +22,7 @@ from radar_core.hooks.branches import TwoBranches
 from radar_core.hooks.cache import given_cache, let_grow
 from radar_core.hooks.few_rows import serve_few_rows
 from radar_core.hooks.keys import KeyHook, check_keys
+from radar_core.hooks.parts import Parts
 from radar_core.hooks.prompts import call_arguments, describe, given_tokens
 from radar_core.hooks.provenance import Provenance, SteeredCache
 from radar_core.hooks.second_prompt import SecondPromptBranches
@@ -141,34 +142,37 @@ class Attachment(AbstractContextManager[Steering]):
         mask = check_anchors(self.anchors, method)
         check_is_model(model)
         claim(model, method, undo)
-        check_can_be_steered(model, method)
+        parts = Parts.of(model)
+        check_can_be_steered(parts, method)
         check_strengths(method, mask)
         check_idle(model)
         if isinstance(method, SPA):
-            method = method.settled(model.config.get_text_config(decoder=True))
+            method = method.settled(parts.config)
         by_anchors = needs_anchors(method, mask)
         steers = (mask is not None or not by_anchors) and not method.is_identity
         if not (steers or self.measure or isinstance(method, NoSteering)):
             self._steering = Steering(method, active=False)
             return
+        refuse_copies([model], undo)
         if steers and isinstance(method, SPA) and method.reference is not None:
             assert mask is not None
             released_spa.put_on(model, method, mask, undo)
             describe(model, mask, undo)
             self._steering = Steering(method, active=True)
             return
+        acting = method if steers else NoSteering()
+        plans = layer_plans(acting, parts.config)
         keys = hook = None
         if steers and isinstance(method, KeyEdit):
             assert mask is not None
-            keys = KeyHook(model, method, mask)
+            keys = KeyHook(parts, method, mask)
         if keys is None or self.measure:
-            hook = attention_hook(model, method if steers else NoSteering(), mask, self.measure)
-            replace_configs(model, register(model, hook, undo), undo)
+            hook = attention_hook(parts, acting, plans, mask, self.measure)
+            replace_configs(parts, register(model, hook, undo), undo)
         if mask is not None:
-            describe(model, mask, undo, None if keys is None else keys.check_given)
-        provenance = Provenance.of(model, method if steers else NoSteering(), mask)
-        Watch(model, hook, provenance).install(model, undo)
-        serve_few_rows(model, undo)
+            describe(model, mask, undo)
+        Watch(model, hook, Provenance.of(acting, plans, mask)).install(model, undo)
+        serve_few_rows(parts.modules, undo)
         if hook is not None and steers and isinstance(method, SPA):
             TwoBranches(model, hook, method).install(undo)
         elif hook is not None and steers and isinstance(method, SecondPrompt):
@@ -179,27 +183,30 @@ class Attachment(AbstractContextManager[Steering]):
 
 
 def attention_hook(
-    model: Any, method: Method, anchors: Tensor | None, measure: bool
+    parts: Parts,
+    method: Method,
+    plans: Sequence[LayerPlan | None],
+    anchors: Tensor | None,
+    measure: bool,
 ) -> AttentionHook:
     """Return the state of a model's steered attention; nothing is installed yet."""
-    config = model.config.get_text_config(decoder=True)
+    config = parts.config
     hook = AttentionHook(
         method=method,
-        anchors=None if anchors is None else placed(anchors, model),
+        anchors=None if anchors is None else placed(anchors, parts.model),
         native_name=config._attn_implementation,
-        num_layers=config.num_hidden_layers,
+        plans=plans,
         layer_types=getattr(config, "layer_types", None),
-        modules=frozenset(attention_modules(model)),
-        uses_native=needs_native(method, config),
+        modules=frozenset(parts.attention),
         only_generated=getattr(method, "queries", "all") != "all",
         hide_anchors=isinstance(method, SPA) and method.masking == "attention",
         hidden_from=direct_from(method, anchors),
         num_heads=getattr(config, "num_attention_heads", None),
-        shards=shards(model),
+        shards=shards(parts.model),
         measured={} if measure else None,
     )
     if hook.uses_native and hook.native_name == "eager":
-        native_attention(attention_modules(model)[0], "eager")
+        native_attention(parts.attention[0], "eager")
     hook.prepare()
     return hook
 
@@ -270,7 +277,7 @@ def check_anchors(anchors: Any, method: Method) -> Tensor | None:
             mask = mask.bool()
         elif isinstance(method, TwoBranch) or not hasattr(method, "bias"):
             raise ValueError(
-                f"anchors holds factors, but {type(method).__name__} can only anchor a token or "
+                f"anchors holds factors, but {method.name} can only anchor a token or "
                 "not; expected a bool mask, or AttentionBias, whose bias the factors scale"
             )
         else:
@@ -333,19 +340,19 @@ def check_is_model(model: Any) -> None:
         )
 
 
-def check_can_be_steered(model: Any, method: Method) -> None:
+def check_can_be_steered(parts: Parts, method: Method) -> None:
     """Raise unless the model can be steered as it stands; nothing is changed.
 
     Raises:
         ValueError: its attention cannot be hooked.
         RuntimeError: it is in training mode or checkpoints gradients.
     """
-    name = type(model).__name__
+    model, name, config = parts.model, parts.name, parts.config
     if model.training:
         raise RuntimeError(
             f"{name} is in training mode; steering is for inference: call model.eval()"
         )
-    if any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
+    if any(vars(module).get("gradient_checkpointing") for module in parts.modules):
         raise RuntimeError(
             f"{name} checkpoints gradients; steering is for inference: call "
             "model.gradient_checkpointing_disable()"
@@ -355,34 +362,31 @@ def check_can_be_steered(model: Any, method: Method) -> None:
             f"{name} keeps a recurrent state beside its attention, which would carry what is "
             "hidden or biased past the hooks; it cannot be steered"
         )
-    if not type(model)._can_set_attn_implementation() or not attention_modules(model):
+    if not type(model)._can_set_attn_implementation() or not parts.attention:
         raise ValueError(
             f"{name} does not call its attention through transformers' AttentionInterface, so it "
             "cannot be hooked; use a model that supports `model.set_attn_implementation`"
         )
-    config = model.config.get_text_config(decoder=True)
     kinds = set(getattr(config, "layer_types", None) or ())
     unseen = kinds & (STATEFUL_LAYERS | (MIXING_LAYERS if isinstance(method, TwoBranch) else set()))
     if unseen:
         raise ValueError(
             f"{name} has layers of the kind {min(unseen)!r}, which pass on what attention hides: "
-            f"{type(method).__name__} cannot steer it"
+            f"{method.name} cannot steer it"
             + ("" if unseen & STATEFUL_LAYERS else "; use AttentionBias or TargetMass")
         )
-    crossing = next((m for m in attention_modules(model) if attends_elsewhere(m)), None)
+    crossing = next((module for module in parts.attention if attends_elsewhere(module)), None)
     if crossing is not None:
         raise ValueError(
             f"{name} has {type(crossing).__name__} layers, which attend to other inputs than the "
             "prompt; it cannot be steered"
         )
-    if any(
-        "Indexer" in type(m).__name__ for top in attention_modules(model) for m in top.modules()
-    ):
+    if any("Indexer" in type(module).__name__ for module in parts.modules):
         raise ValueError(
             f"{name} chooses by an indexer which keys its attention reads, which Radar's attention "
             "does not serve; it cannot be steered"
         )
-    if not any(getattr(module, "is_causal", True) for module in attention_modules(model)):
+    if not any(getattr(module, "is_causal", True) for module in parts.attention):
         raise ValueError(
             f"the attention of {name} is not causal: it is an encoder; Radar steers decoder-only "
             "models"
@@ -398,7 +402,7 @@ def check_can_be_steered(model: Any, method: Method) -> None:
             f"{list(SUPPORTED_IMPLEMENTATIONS)}: call model.set_attn_implementation('sdpa')"
         )
     if isinstance(method, KeyEdit):
-        check_keys(model, method)
+        check_keys(parts, method)
 
 
 def attends_elsewhere(module: Any) -> bool:
@@ -434,28 +438,10 @@ def is_run_elsewhere(model: Any) -> bool:
     return any(is_inside(model, thread) for thread in others)
 
 
-def attention_modules(model: Any) -> list[torch.nn.Module]:
-    """Return the text decoder's self-attention modules in layer order."""
-    kind = type(model.config.get_text_config(decoder=True))
-    return [
-        module
-        for module in model.modules()
-        if "Attention" in type(module).__name__
-        and isinstance(getattr(module, "layer_idx", None), int)
-        and isinstance(getattr(module, "config", None), kind)
-    ]
-
-
 def layer_plans(method: Method, config: Any) -> list[LayerPlan | None]:
     """Return what a method plans for the attention of each layer."""
     layers, heads = config.num_hidden_layers, config.num_attention_heads
     return [method.layer_plan(layer, layers, heads) for layer in range(layers)]
-
-
-def needs_native(method: Method, config: Any) -> bool:
-    """Whether a method leaves some layers or queries to the model's own attention."""
-    plans = layer_plans(method, config)
-    return any(plan is None or plan.queries != "all" for plan in plans)
 
 
 def steered_layers(model: Any, method: Method) -> list[int]:
@@ -487,7 +473,7 @@ def claim(model: Any, method: Method, undo: Undo) -> None:
             owner, other = _steered[model]
             who = "this thread" if owner == threading.get_ident() else "another thread"
             raise RuntimeError(
-                f"{type(model).__name__} is already steered by {type(other).__name__} in {who}; "
+                f"{type(model).__name__} is already steered by {other.name} in {who}; "
                 "leave that block first, or load a second model"
             )
         undo.add(release)
@@ -506,38 +492,53 @@ def register(model: Any, hook: AttentionHook, undo: Undo) -> str:
     return name
 
 
-def replace_configs(model: Any, name: str, undo: Undo) -> None:
+def replace_configs(parts: Parts, name: str, undo: Undo) -> None:
     """Give the modules configs that ask for the attention `name`.
 
-    They are shallow copies, since other models may share the objects.
+    They are shallow copies, since other models may share the objects: of every config that says
+    how text attends, the text decoder's and those that hold it. A vision or audio tower keeps its
+    own.
     """
-    copies = steered_configs(model, name)
-    for module in model.modules():
-        old = getattr(module, "config", None)
-        if id(old) in copies:
-            undo.add(setattr, module, "config", old)
-            module.config = copies[id(old)]
-
-
-def steered_configs(model: Any, name: str) -> dict[int, PreTrainedConfig]:
-    """Return a copy of every config that says how text attends, by the old one's id.
-
-    These are the text decoder's and those that hold it; a vision or audio tower keeps its own.
-    """
-    kind = type(model.config.get_text_config(decoder=True))
-    old: dict[int, PreTrainedConfig] = {}
-    for module in model.modules():
-        config = getattr(module, "config", None)
-        if isinstance(config, PreTrainedConfig) and holds(config, kind):
-            old[id(config)] = config
-    copies = {key: copy.copy(config) for key, config in old.items()}
+    kind = type(parts.config)
+    found = [(module, vars(module).get("config")) for module in parts.modules]
+    copies: dict[int, PreTrainedConfig] = {}
+    for _, old in found:
+        if id(old) not in copies and isinstance(old, PreTrainedConfig) and holds(old, kind):
+            copies[id(old)] = copy.copy(old)
     for config in copies.values():
         config._attn_implementation_internal = name
         for sub in config.sub_configs:
             nested = getattr(config, sub, None)
             if id(nested) in copies:
                 setattr(config, sub, copies[id(nested)])
-    return copies
+    steered = [(module, old) for module, old in found if id(old) in copies]
+    refuse_copies([module for module, _ in steered], undo)
+
+    def put_back() -> None:
+        for module, old in steered:
+            vars(module)["config"] = old
+
+    undo.add(put_back)
+    for module, old in steered:
+        vars(module)["config"] = copies[id(old)]
+
+
+def refuse_copies(modules: Sequence[torch.nn.Module], undo: Undo) -> None:
+    """Let copying or pickling a module raise: the copy would stay steered for ever."""
+
+    def refused(protocol: Any) -> Any:
+        raise RuntimeError(
+            "a steered model cannot be copied or pickled, the copy would stay steered for ever; "
+            "leave the steered block first"
+        )
+
+    def put_back() -> None:
+        for module in modules:
+            vars(module).pop("__reduce_ex__", None)
+
+    undo.add(put_back)
+    for module in modules:
+        vars(module)["__reduce_ex__"] = refused
 
 
 def holds(config: Any, kind: type) -> bool:
@@ -566,12 +567,6 @@ class Watch:
         self.thread: int | None = None
         self._serving: SteeredCache | None = None
         self._lock = threading.Lock()
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        raise RuntimeError(
-            "a steered model cannot be copied or pickled, the copy would stay steered for ever; "
-            "leave the steered block first"
-        )
 
     def install(self, model: Any, undo: Undo) -> None:
         """Hook the model."""

@@ -140,10 +140,9 @@ class AttentionHook:
         method: the steering method.
         anchors: [batch, prompt] bool, or float32 factors; None for nothing anchored.
         native_name: the attention implementation that the model had ("sdpa" or "eager").
-        num_layers: number of decoder layers.
+        plans: what the method does in each layer, on all its heads; None for layers left alone.
         layer_types: transformers' name for the kind of every layer's attention; None if all alike.
         modules: the attention modules to steer; others, such as a vision tower's, are left alone.
-        uses_native: whether some layer or query is left to the model's own attention.
         only_generated: whether some layer steers only the queries of generated tokens.
         hide_anchors: whether the second half of a doubled batch cannot see the anchors.
         hidden_from: the first position whose token cannot see the anchors there.
@@ -161,10 +160,9 @@ class AttentionHook:
     method: Method
     anchors: Tensor | None
     native_name: str
-    num_layers: int
+    plans: Sequence[LayerPlan | None]
     layer_types: Sequence[str] | None = None
     modules: frozenset[torch.nn.Module] = frozenset()
-    uses_native: bool = False
     only_generated: bool = False
     hide_anchors: bool = False
     hidden_from: int = 0
@@ -177,10 +175,15 @@ class AttentionHook:
     observe: Callable[[int, Call], None] | None = None
     calls: dict[int, int] = field(default_factory=dict)
     thread: int | None = None
-    _plans: dict[int, tuple[int, torch.device, LayerPlan | None]] = field(default_factory=dict)
+    _placed: dict[int, tuple[int, torch.device, LayerPlan | None]] = field(default_factory=dict)
     _windows: list[Window] = field(default_factory=list)
     _ran: dict[int, Ran] = field(default_factory=dict)
     _rows: Tensor | None = None
+    # Whether some layer or query is left to the model's own attention.
+    uses_native: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.uses_native = any(plan is None or plan.queries != "all" for plan in self.plans)
 
     @property
     def prompt_length(self) -> int:
@@ -225,7 +228,7 @@ class AttentionHook:
     def measured_mass(self) -> Tensor:
         """Return what the last forward pass measured: float32 [B, layers, heads]."""
         assert self.measured is not None
-        mass = torch.stack([self.measured[layer] for layer in range(self.num_layers)], dim=1)
+        mass = torch.stack([self.measured[layer] for layer in range(len(self.plans))], dim=1)
         whole = self.shards is None or mass.shape[2] == self.num_heads
         return mass if whole else self.shards.gathered(mass)  # type: ignore[union-attr]
 
@@ -623,13 +626,14 @@ class AttentionHook:
                 self._plan(module.layer_idx, heads, weight.device)  # type: ignore[arg-type]
 
     def _plan(self, layer: int, heads: int, device: torch.device) -> LayerPlan | None:
-        placed = self._plans.get(layer)
+        placed = self._placed.get(layer)
         if placed is not None and placed[0] == heads and placed[1] == device:
             return placed[2]
         # Where heads are split, a layer that gathers them still has all of them.
         split = self.shards is not None and heads * self.shards.size == self.num_heads
         count = heads * self.shards.size if split else heads  # type: ignore[union-attr]
-        plan = self.method.layer_plan(layer, self.num_layers, count)
+        known = count == self.num_heads and layer < len(self.plans)
+        plan = self.plans[layer] if known else self.method.layer_plan(layer, len(self.plans), count)
         if plan is not None and split:
             plan = self.shards.own(plan, heads)  # type: ignore[union-attr]
         if plan is not None:
@@ -638,7 +642,7 @@ class AttentionHook:
                 for value in (plan.bias, plan.target_mass, plan.left_alone)
             )
             plan = replace(plan, bias=bias, target_mass=target, left_alone=left_alone)
-        self._plans[layer] = (heads, device, plan)
+        self._placed[layer] = (heads, device, plan)
         return plan
 
     def _window(

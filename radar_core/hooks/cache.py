@@ -107,6 +107,11 @@ def cache_name(model: Any) -> str:
     return next(name for name in CACHE_NAMES if name in taken)
 
 
+def empty_cache(model: Any) -> DynamicCache:
+    """Return the cache that a model makes when it is given none."""
+    return DynamicCache(config=model.config)
+
+
 def can_branch_later(cache: Any) -> bool:
     """Whether a cache's rows can be copied after a shared prefix."""
     return original_class(cache) is DynamicCache and all(

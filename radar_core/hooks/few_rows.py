@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -16,8 +17,8 @@ from radar_kernels.linear_rows.cpp import MOST_ROWS, absent
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def serve_few_rows(model: nn.Module, undo: Undo) -> None:
-    """Let the model's plain linear layers serve few rows by an operator that reads weights once.
+def serve_few_rows(modules: Iterable[nn.Module], undo: Undo) -> None:
+    """Let plain linear layers among modules serve few rows by an operator that reads weights once.
 
     Two rows cost torch's own layer up to three times one, and one bfloat16 row several times the
     reading of its weights. Only layers that are exactly `nn.Linear`
@@ -26,24 +27,29 @@ def serve_few_rows(model: nn.Module, undo: Undo) -> None:
     """
     if absent() is not None:
         return
-    for module in model.modules():
-        if isinstance(module, nn.Linear) and _is_plain(module):
-            forward = types.MethodType(_forward, module)
-            undo.add(_put_back, module, forward)
-            module.forward = forward  # type: ignore[method-assign]
+    served = {
+        module: types.MethodType(_forward, module)
+        for module in modules
+        if isinstance(module, nn.Linear) and _is_plain(module)
+    }
+    undo.add(_put_back, served)
+    for module, forward in served.items():
+        vars(module)["forward"] = forward  # as by setattr, which asks what else it might be
 
 
-def _put_back(module: nn.Linear, forward: Any) -> None:
-    if vars(module).get("forward") is forward:
-        del module.forward
+def _put_back(served: Mapping[nn.Linear, Any]) -> None:
+    for module, forward in served.items():
+        if vars(module).get("forward") is forward:
+            del vars(module)["forward"]
 
 
 def _is_plain(module: nn.Linear) -> bool:
     if type(module) is not nn.Linear or "forward" in vars(module):
         return False
-    weight: Any = module.weight
+    weight: Any = module._parameters.get("weight")
     return (
-        type(weight.data) is Tensor
+        weight is not None
+        and type(weight.data) is Tensor
         and weight.is_cpu
         and weight.dtype in _DTYPES
         and weight.is_contiguous()

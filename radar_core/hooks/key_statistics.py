@@ -11,6 +11,7 @@ from torch import Tensor
 
 from radar_core.hooks.attachment import attach
 from radar_core.hooks.keys import Site, key_sites, shape_of
+from radar_core.hooks.parts import Parts
 from radar_core.methods.method import Layers, NoSteering, check_indices, resolve
 from radar_core.methods.projections import Projections, Subspace
 
@@ -42,7 +43,7 @@ def collect(
         if layers is None
         else sorted(resolve("layers", layers, shape.num_layers))
     )
-    sites = key_sites(model, tuple(chosen))
+    sites = key_sites(Parts.of(model), tuple(chosen))
     texts = [_texts(tokenizer, example, place, chat) for place, example in enumerate(examples)]
     sums = _Sums(len(sites), shape.key_heads, shape.head_size)
     bar = tqdm(texts, "reading keys", unit="example", delay=_PATIENCE, disable=not progress)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from radar_core.hooks.cache import given_cache
+from radar_core.hooks.parts import Parts
 from radar_core.hooks.prompts import call_arguments, given_tokens
 from radar_core.hooks.undo import Undo
 from radar_core.methods.key_edit import KeyEdit
@@ -149,13 +150,6 @@ class Shape:
     head_size: int
 
 
-def attention_by_layer(model: Any) -> dict[int, nn.Module]:
-    """Return the text decoder's self-attention modules by layer."""
-    from radar_core.hooks.attachment import attention_modules
-
-    return {module.layer_idx: module for module in attention_modules(model)}  # type: ignore[misc]
-
-
 def shape_of(model: Any) -> Shape:
     """Return how a model's attention is made.
 
@@ -180,24 +174,24 @@ def shape_of(model: Any) -> Shape:
     return Shape(config.model_type, config.num_hidden_layers, heads, key_heads, size)
 
 
-def key_sites(model: Any, layers: tuple[int, ...]) -> dict[int, Site]:
+def key_sites(parts: Parts, layers: tuple[int, ...]) -> dict[int, Site]:
     """Find where the keys of some layers come out.
 
     Raises:
         ValueError: they cannot be reached.
     """
-    return _sites(model, layers, "key")
+    return _sites(parts, layers, "key")
 
 
-def _sites(model: Any, layers: tuple[int, ...], what: Literal["query", "key"]) -> dict[int, Site]:
-    shape = shape_of(model)
+def _sites(parts: Parts, layers: tuple[int, ...], what: Literal["query", "key"]) -> dict[int, Site]:
+    shape = shape_of(parts.model)
     heads = shape.heads if what == "query" else shape.key_heads
-    modules = attention_by_layer(model)
+    modules = {module.layer_idx: module for module in parts.attention}
     missing = sorted(set(layers) - modules.keys())
     if missing:
-        raise ValueError(f"layers {missing} of {type(model).__name__} have no attention")
+        raise ValueError(f"layers {missing} of {parts.name} have no attention")
     return {
-        layer: site(modules[layer], shape.model_type, what, heads, shape.head_size)
+        layer: site(modules[layer], shape.model_type, what, heads, shape.head_size)  # type: ignore[index]
         for layer in layers
     }
 
@@ -220,38 +214,13 @@ def check_fits(projections: Projections, model: Any) -> None:
             )
 
 
-def check_keys(model: Any, method: KeyEdit) -> None:
+def check_keys(parts: Parts, method: KeyEdit) -> None:
     """Raise ValueError unless a method can edit this model's keys; nothing is changed."""
     for one in method.learned:
-        check_fits(one, model)
-    key_sites(model, method.steered_layers)
+        check_fits(one, parts.model)
+    key_sites(parts, method.steered_layers)
     if method.needs_query:
-        _sites(model, method.steered_layers, "query")
-
-
-@dataclass(frozen=True)
-class Edited:
-    """What a cache's keys were edited by; it stays with the cache, and with its copies.
-
-    Args:
-        method: the method.
-        anchors: bool [batch, prompt].
-    """
-
-    method: KeyEdit
-    anchors: Tensor = field(compare=False, repr=False)
-
-    def __deepcopy__(self, memo: Any) -> Edited:
-        return self
-
-    def agrees(self, other: Edited, length: int) -> bool:
-        """Whether the first `length` tokens were edited as `other` would edit them."""
-        if self is other:
-            return True
-        mine, others = (_first(one.anchors, length) for one in (self, other))
-        if mine.shape[0] % others.shape[0] == 0:
-            others = others.repeat_interleave(mine.shape[0] // others.shape[0], dim=0)
-        return self.method == other.method and torch.equal(mine, others)
+        _sites(parts, method.steered_layers, "query")
 
 
 def _first(anchors: Tensor, length: int) -> Tensor:
@@ -301,23 +270,18 @@ class KeyHook:
     """Edits the keys of anchored tokens in the passes that hold any; does nothing in others.
 
     Args:
-        model: the model.
+        parts: the model, which `check_keys` has found to fit the method.
         method: the method.
         anchors: bool [batch, prompt].
-
-    Raises:
-        ValueError: the model's keys cannot be edited, or the method is for another model.
     """
 
-    def __init__(self, model: Any, method: KeyEdit, anchors: Tensor) -> None:
-        check_keys(model, method)
+    def __init__(self, parts: Parts, method: KeyEdit, anchors: Tensor) -> None:
         self.method = method
         self.anchors = anchors.cpu()
-        self.mark = Edited(method, self.anchors)
-        self.sites = key_sites(model, method.steered_layers)
+        self.sites = key_sites(parts, method.steered_layers)
         self.query_sites: dict[int, Site] = {}
         if method.needs_query:
-            self.query_sites = _sites(model, method.steered_layers, "query")
+            self.query_sites = _sites(parts, method.steered_layers, "query")
         # With a place behind the prompt, where nothing is anchored.
         self._behind: dict[torch.device, Tensor] = {}
         for layer, one in self.sites.items():
@@ -361,8 +325,6 @@ class KeyHook:
             return
         past = self._past(cache, past, length)
         end = past + length
-        if past > self.first_anchor or (past and getattr(cache, "radar_edited", None) is not None):
-            self._check_cache(cache, past)
         if past > self.last_anchor or end <= self.first_anchor:
             return
         rows = _first(self._rows(batch), end)[:, past:]
@@ -371,8 +333,6 @@ class KeyHook:
             return
         last = self.prompt_length - 1 - past
         self._edit = Edit(rows, columns, last if 0 <= last < length else None)
-        if cache is not None:
-            cache.radar_edited = self.mark
 
     def _past(self, cache: Any, past: int | Tensor, length: int) -> int:
         """Return how many tokens a cache holds, read from a device only while in the prompt."""
@@ -404,7 +364,7 @@ class KeyHook:
         """Return a compiled pass's anchors, to be found on the device: any length, one graph."""
         if self.method.needs_query:
             raise ValueError(
-                f"{type(self.method).__name__} needs to know where the prompt ends, which a "
+                f"{self.method.name} needs to know where the prompt ends, which a "
                 "compiled pass does not say; run the prompt uncompiled, or use SEKA"
             )
         return TracedEdit(past)
@@ -423,25 +383,6 @@ class KeyHook:
         rows = rows.repeat_interleave(keys.shape[0] // anchors.shape[0], dim=0)
         return self.method.edit(layer, keys, rows, None)
 
-    def check_given(self, arguments: dict[str, Any]) -> None:
-        """Raise ValueError if `generate` is given a cache whose keys were edited otherwise."""
-        cache = given_cache(arguments)[1]
-        past = 0 if cache is None else int(cache.get_seq_length())
-        if past > self.first_anchor or (past and getattr(cache, "radar_edited", None) is not None):
-            self._check_cache(cache, past)
-
-    def _check_cache(self, cache: Any, past: int) -> None:
-        """Raise ValueError unless the keys that a cache holds were edited as they would be here."""
-        found = getattr(cache, "radar_edited", None)
-        if found is self.mark or (found is not None and found.agrees(self.mark, past)):
-            return
-        made = "without editing its keys" if found is None else f"under {found.method!r}"
-        raise ValueError(
-            f"the cache holds {past} tokens read {made}, the anchors here for "
-            f"{type(self.method).__name__} begin at {self.first_anchor}: keys are edited when they "
-            "are first read. Give a cache made under this method with these anchors, or none"
-        )
-
     def _after(self, model: Any, args: Any, kwargs: Any, output: Any) -> None:
         edit, self._edit = self._edit, None
         if output is None or not isinstance(edit, Edit):
@@ -452,9 +393,6 @@ class KeyHook:
                 f"the keys of layers {missing} of {type(model).__name__} were never reached, so "
                 "they would not be steered; this model's keys cannot be edited"
             )
-        for name in ("cache", "past_key_values"):
-            if (made := getattr(output, name, None)) is not None:
-                made.radar_edited = self.mark
 
     def _note_query(self, layer: int, one: Site, given: Tensor, output: Tensor) -> Tensor | None:
         edit = self._edit
@@ -462,7 +400,7 @@ class KeyHook:
             return None
         if edit.last is None:
             raise ValueError(
-                f"{type(self.method).__name__} weighs its experts by the prompt's last token, "
+                f"{self.method.name} weighs its experts by the prompt's last token, "
                 "which must be in the pass that reads the anchors: leave out prefill_chunk_size"
             )
         edit.queries[layer] = one.states(output, given)[:, :, edit.last]

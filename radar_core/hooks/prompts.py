@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import UnbatchedClassifierFreeGuidanceLogitsProcessor as Guidance
 
@@ -15,44 +16,104 @@ from radar_core.hooks.undo import Undo
 from radar_core.hooks.untraced import untraced
 
 
-def describe(
-    model: Any,
-    anchors: Tensor,
-    undo: Undo,
-    check: Callable[[dict[str, Any]], None] | None = None,
-) -> None:
-    """Check what a model is called with against the anchors until it has met their prompt.
-
-    `generate` knows its prompt, so that it is checked whole; other calls show theirs pass by pass.
-    Once a pass has ended where the anchors end, all that follows is taken for generated: passes
-    without a cache run the prompt again, each longer than the last.
+def describe(model: Any, anchors: Tensor, undo: Undo) -> None:
+    """Check every prompt that a model is called with against the anchors.
 
     Args:
         model: the model; its `generate` is wrapped inside the block.
         anchors: [batch, prompt].
         undo: is told how to end this.
-        check: looks at the arguments of `generate` too, and raises what it finds wrong.
     """
-    met = False
+    prompts = PromptCheck(model, anchors)
+    replace_generate(model, prompts.generate, undo)
+    refuse_continuous_batching(model, undo)
+    undo.add(model.register_forward_pre_hook(prompts.before, with_kwargs=True).remove)
 
-    def checked(generate: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        nonlocal met
+
+class PromptCheck:
+    """Follows the prompts that a model is called with, and refuses those that anchors do not fit.
+
+    `generate` knows its prompt, so that it is checked whole; other calls show theirs pass by pass.
+    A pass without a cache, or on an empty one, begins a prompt; once a pass has ended where the
+    anchors end, what runs on its cache is taken for generated. One that begins with the very tokens
+    of the last prompt repeats it, for each beam perhaps, and may go on behind it.
+
+    Args:
+        model: the model.
+        anchors: [batch, prompt].
+    """
+
+    def __init__(self, model: Any, anchors: Tensor) -> None:
+        self.model = model
+        self.anchors = anchors
+        self._met = False
+        self._seen: Tensor | None = None  # the prompt's tokens so far, where all of them were given
+        self._generates = False
+
+    def generate(self, generate: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call `generate`, its prompt checked."""
         arguments = call_arguments(generate, args, kwargs)
-        check_generation(model, anchors, arguments)
-        if check is not None:
-            check(arguments)
-        met = True
-        return generate(*args, **kwargs)
+        check_generation(self.model, self.anchors, arguments)
+        given = given_tokens(arguments)
+        self._met = True
+        whole = given.shape[1] == self.anchors.shape[1]
+        self._seen = given.detach().clone() if whole else None
+        self._generates = True
+        try:
+            return generate(*args, **kwargs)
+        finally:
+            self._generates = False
 
     @untraced
-    def before(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        nonlocal met
-        if not met:
-            met = check_pass(anchors, call_arguments(module.forward, args, kwargs))
+    def before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Check a forward pass that is not one of `generate`'s."""
+        if not self._generates:
+            self._check(call_arguments(module.forward, args, kwargs))
 
-    replace_generate(model, checked, undo)
-    refuse_continuous_batching(model, undo)
-    undo.add(model.register_forward_pre_hook(before, with_kwargs=True).remove)
+    def _check(self, arguments: dict[str, Any]) -> None:
+        given = given_tokens(arguments)
+        _, cache = given_cache(arguments)
+        past = 0 if cache is None else cache.get_seq_length()
+        if isinstance(past, Tensor):
+            if given.shape[1] == 1:
+                return  # not worth a read from the device for each token
+            past = int(past)
+        if past == 0:
+            length = self.anchors.shape[1]
+            if cache is None and given.shape[1] < length:
+                raise ValueError(
+                    f"the anchors describe a prompt of {length} tokens, but the model is given "
+                    f"{given.shape[1]} without a cache; give anchors of the prompt's own shape or, "
+                    "where these are the first tokens of it, an empty DynamicCache"
+                )
+            if self._met and self._repeats(given):
+                return
+            self._met, self._seen = False, None
+        if self._met:
+            return
+        self._met = check_pass(self.anchors, given, past)
+        self._note(given, past)
+
+    def _repeats(self, given: Tensor) -> bool:
+        """Whether these are the tokens of the prompt that was run before, as far as both go."""
+        length = min(given.shape[1], self.anchors.shape[1])
+        seen = self._seen
+        if seen is None:  # it was given in part, on a cache: not to be told
+            return given.shape[1] > self.anchors.shape[1]
+        if given.shape[0] % seen.shape[0] or given.dim() != seen.dim():
+            return False
+        rows = seen.repeat_interleave(given.shape[0] // seen.shape[0], dim=0)
+        return torch.equal(given[:, :length], rows[:, :length].to(given.device))
+
+    def _note(self, given: Tensor, past: int) -> None:
+        """Keep the prompt's tokens, as long as all before them were given too."""
+        before = self._seen
+        if past == 0:
+            self._seen = given.detach().clone()
+        elif before is not None and before.shape[1] == past and before.dim() == given.dim():
+            self._seen = torch.cat([before, given.detach()], dim=1)
+        else:
+            self._seen = None
 
 
 def replace_generate(model: Any, call: Callable[..., Any], undo: Undo) -> None:
@@ -212,25 +273,24 @@ def refuse_continuous_batching(model: Any, undo: Undo) -> None:
             setattr(model, name, refused)
 
 
-def check_pass(anchors: Tensor, arguments: dict[str, Any]) -> bool:
-    """Return whether a forward pass ends where the anchors end.
+def check_pass(anchors: Tensor, given: Tensor, past: int) -> bool:
+    """Return whether a forward pass over some tokens ends where the anchors end.
+
+    Args:
+        anchors: [batch, prompt].
+        given: ids or embeddings [batch, tokens, ...] of the pass.
+        past: how many tokens its cache holds.
 
     Raises:
         ValueError: the prompt is shorter or longer than the anchors, or has other rows.
     """
     rows, prompt_length = anchors.shape
-    batch, length = given_tokens(arguments).shape[:2]
+    batch, length = given.shape[:2]
     if batch != rows:
         raise ValueError(
             f"anchors has {rows} rows, but the model is given {batch} prompts; expected one row of "
             "anchors for every prompt (generate repeats them for beams and returned sequences)"
         )
-    _, cache = given_cache(arguments)
-    past = 0 if cache is None else cache.get_seq_length()
-    if isinstance(past, Tensor):
-        if length == 1:
-            return False  # not worth a read from the device for each token
-        past = int(past)
     end = past + length
     if length == 1 and end < prompt_length:
         raise ValueError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -11,7 +12,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, QuantizedLayer, StaticLayer
 
 from radar_core.methods.key_edit import KeyEdit
-from radar_core.methods.method import Method, NoSteering
+from radar_core.methods.method import LayerPlan, Method, NoSteering
 from radar_core.methods.second_prompt import SecondPrompt
 from radar_core.methods.spa import SPA
 
@@ -32,20 +33,18 @@ class Provenance:
     start: int | None
 
     @classmethod
-    def of(cls, model: Any, method: Method, anchors: Tensor | None) -> Provenance:
-        """Return what a method with these anchors makes of a model's caches."""
+    def of(
+        cls, method: Method, plans: Sequence[LayerPlan | None], anchors: Tensor | None
+    ) -> Provenance:
+        """Return what a method with these anchors, planned layer by layer, makes of caches."""
         if anchors is None or isinstance(method, SecondPrompt | NoSteering):
             # A second prompt's rows are told apart by `SteeredCache.prompts`.
             return cls(method, torch.zeros(1, 0, dtype=torch.bool), None)
         held = anchors.detach().cpu()
         columns = held.bool().any(dim=0).nonzero().flatten()
         first, last = int(columns[0]), int(columns[-1])
-        config = model.config.get_text_config(decoder=True)
-        plans = [
-            method.layer_plan(layer, config.num_hidden_layers, config.num_attention_heads)
-            for layer in range(config.num_hidden_layers - 1)
-        ]
-        written = [plan for plan in plans if plan is not None]
+        # What the last layer does is not read again.
+        written = [plan for plan in plans[:-1] if plan is not None]
         start: int | None = first
         if isinstance(method, KeyEdit):
             pass
@@ -60,6 +59,9 @@ class Provenance:
     def __str__(self) -> str:
         counts = self.anchors.bool().sum(dim=1).tolist()
         return f"{self.method!r} with {counts[0] if len(counts) == 1 else counts} anchored tokens"
+
+    def __deepcopy__(self, memo: Any) -> Provenance:
+        return self  # a cache is copied often, and nothing of this ever changes
 
     def changes(self, length: int) -> bool:
         """Whether steering changes some of a cache's first `length` tokens."""
@@ -104,7 +106,7 @@ class Provenance:
         if steered.prompts is not None and not isinstance(self.method, SecondPrompt):
             raise ValueError(
                 "the cache was made by CFG or CAD and holds their second prompt; "
-                f"{type(self.method).__name__} needs a cache that it made itself, or none"
+                f"{self.method.name} needs a cache that it made itself, or none"
             )
         held = steered.steering
         if held is not self and not (held is None and self.start is None):

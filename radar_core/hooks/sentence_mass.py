@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from radar_core.hooks.attachment import MIXING_LAYERS, attach, unwrapped
+from radar_core.hooks.attachment import MIXING_LAYERS, attach, layer_plans, unwrapped
 from radar_core.hooks.attention import AttentionHook, Call
 from radar_core.hooks.branches import rotates_by_length
 from radar_core.hooks.cache import cache_name, given_cache
@@ -312,7 +312,8 @@ def unchanged_tokens(model: Any, method: Method, anchors: Tensor, arguments: dic
     length = anchors.shape[1] - 1
     steers = bool(anchors.any()) and not method.is_identity
     if why is None and steers:
-        start = Provenance.of(model, method, anchors).start
+        plans = layer_plans(method, model.config.get_text_config(decoder=True))
+        start = Provenance.of(method, plans, anchors).start
         if start is not None and start < length:
             length, why = start, f"{type(method).__name__} changes the keys from token {start} on"
     elif why is not None:

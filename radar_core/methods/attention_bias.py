@@ -20,10 +20,12 @@ from radar_core.methods.method import (
     check_indices,
     check_queries,
     chosen_heads,
+    is_number,
+    printed_as_called,
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class AttentionBias(Method):
     """Add a bias to the attention logits of anchored keys: `s_ij + bias * anchor_j`.
 
@@ -53,7 +55,7 @@ class AttentionBias(Method):
     keep_generated: bool = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.bias, int | float) or not abs(self.bias) <= LARGEST:
+        if not is_number(self.bias) or not abs(self.bias) <= LARGEST:
             raise ValueError(
                 f"bias is {self.bias!r}; expected a number from -{LARGEST:g} to {LARGEST:g}, such "
                 "as 2.0. A bias for every prompt or group of anchors is given by float anchors, "
@@ -74,6 +76,7 @@ class AttentionBias(Method):
         return LayerPlan(bias=chosen.to(torch.float32) * self.bias, queries=self.queries)
 
 
+@printed_as_called
 def PASTA(
     alpha: float = 0.01,
     heads: Heads | str | os.PathLike[str] = None,
@@ -95,7 +98,7 @@ def PASTA(
             tokens are not weighed down, only the prompt's.
 
     Returns:
-        The equivalent `AttentionBias`.
+        The equivalent `AttentionBias`, which prints as this call.
 
     Raises:
         ValueError: `alpha` lies outside (0, 1], or `heads` is no such file.
@@ -105,7 +108,7 @@ def PASTA(
     two every anchored token loses weight too, by `alpha`, against what is generated.
     Source: Zhang et al., ICLR 2024 (arXiv 2311.02262).
     """
-    if not isinstance(alpha, int | float) or not 0 < alpha <= 1:
+    if not is_number(alpha) or not 0 < alpha <= 1:
         raise ValueError(f"alpha is {alpha!r}; expected a number in (0, 1], such as 0.01")
     if isinstance(heads, str | os.PathLike):
         path, (heads, listed) = heads, read_heads(heads)
@@ -118,6 +121,7 @@ def PASTA(
     return AttentionBias(-math.log(alpha), heads, layers, queries, keep_generated)
 
 
+@printed_as_called
 def InstABoost(
     multiplier: float = 3.0,
     heads: Heads = None,
@@ -133,18 +137,19 @@ def InstABoost(
         queries: as in `AttentionBias`.
 
     Returns:
-        The equivalent `AttentionBias`.
+        The equivalent `AttentionBias`, which prints as this call.
 
     Raises:
         ValueError: `multiplier` is not a positive number.
 
     Source: InstABoost (arXiv 2506.13734); there the anchors are the instruction.
     """
-    if not isinstance(multiplier, int | float) or not 0 < multiplier < math.inf:
+    if not is_number(multiplier) or not 0 < multiplier < math.inf:
         raise ValueError(f"multiplier is {multiplier!r}; expected a number above 0, such as 3.0")
     return AttentionBias(math.log(multiplier), heads, layers, queries)
 
 
+@printed_as_called
 def GUIDE(
     delta: float = 2.0,
     heads: Heads = None,
@@ -160,7 +165,7 @@ def GUIDE(
         queries: as in `AttentionBias`.
 
     Returns:
-        The equivalent `AttentionBias`.
+        The equivalent `AttentionBias`, which prints as this call.
 
     Raises:
         ValueError: `delta` is no number from -1000 to 1000.

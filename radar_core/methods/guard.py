@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from radar_core.methods.method import is_number
+
 
 @dataclass(frozen=True)
 class Guard:
@@ -33,7 +35,7 @@ class Guard:
     def __post_init__(self) -> None:
         for name in ("confidence", "plausibility"):
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, int | float) or not 0 < value <= 1):
+            if value is not None and not (is_number(value) and 0 < value <= 1):
                 raise ValueError(
                     f"{name} is {value!r}; expected a probability in (0, 1], such as 0.9"
                 )
@@ -70,7 +72,7 @@ def as_guard(guard: Guard | float | None) -> Guard | None:
     """
     if guard is None or isinstance(guard, Guard):
         return guard
-    if isinstance(guard, int | float) and not isinstance(guard, bool):
+    if is_number(guard):
         return Guard(confidence=guard)
     raise ValueError(
         f"guard is {guard!r}; expected a confidence such as 0.9, Guard(plausibility=0.5) or None"

@@ -11,7 +11,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from radar_core.methods.method import LARGEST, Layers, Method, check_indices, resolve
+from radar_core.methods.method import (
+    LARGEST,
+    Layers,
+    Method,
+    check_indices,
+    is_number,
+    resolve,
+)
 from radar_core.methods.projections import Projections, write
 
 
@@ -56,7 +63,7 @@ class KeyEdit(Method):
         found: dict[str, Any] = {}
         for one in dataclasses.fields(self):
             value = getattr(self, one.name)
-            if isinstance(value, int | float):
+            if is_number(value):
                 found[one.name] = value
             elif one.name == "layers":
                 found[one.name] = None if value is None else list(value)
@@ -93,8 +100,7 @@ def check_projections(name: str, value: Any) -> None:
 
 def check_range(name: str, value: Any, low: float, high: float) -> None:
     """Raise ValueError unless `value` is a number from `low` to `high`."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not low <= value <= high:
+    if not is_number(value) or not low <= value <= high:
         raise ValueError(f"{name} is {value!r}; expected a number from {low:g} to {high:g}")
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import functools
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, ParamSpec, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,10 +18,13 @@ if TYPE_CHECKING:
 Queries = Literal["all", "generated"]
 Heads = Sequence[int] | Mapping[int, Sequence[int]] | None
 Layers = Sequence[int] | None
-
+Arguments = ParamSpec("Arguments")
+Made = TypeVar("Made", bound="Method")
 
 # Biases and strengths beyond this say nothing more, and overflow in half precision.
 LARGEST = 1000.0
+# Characters of an argument that are printed.
+LONGEST = 160
 
 
 @dataclass(frozen=True)
@@ -42,9 +47,27 @@ class LayerPlan:
     queries: Queries = "all"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Method:
     """A way of steering; the concrete methods are frozen dataclasses that derive from it."""
+
+    # The call of the named constructor that made this; no field, so that it is not compared, and
+    # lost where `dataclasses.replace` makes something that the call would not.
+    _made_by: ClassVar[str | None] = None
+
+    def __repr__(self) -> str:
+        """Print as the call that made it: the first parameter, and what else is not by default."""
+        if self._made_by is not None:
+            return self._made_by
+        given = {
+            one.name: (getattr(self, one.name), one.default) for one in fields(self) if one.repr
+        }
+        return _as_call(type(self).__name__, given)
+
+    @property
+    def name(self) -> str:
+        """What the method is called: its class, or the named constructor that made it."""
+        return repr(self).partition("(")[0]
 
     def applied_to(self, model: Any, anchors: Any = None) -> AbstractContextManager[Steering]:
         """Steer every forward pass of a model inside a `with` block and undo it on leaving.
@@ -109,6 +132,47 @@ class NoSteering(Method):
 
     def layer_plan(self, layer: int, num_layers: int, num_heads: int) -> LayerPlan | None:
         return LayerPlan()
+
+
+def printed_as_called(constructor: Callable[Arguments, Made]) -> Callable[Arguments, Made]:
+    """Let the methods that a named constructor makes print as its call."""
+    signature = inspect.signature(constructor)
+
+    @functools.wraps(constructor)
+    def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Made:
+        method = constructor(*args, **kwargs)
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        given = {
+            name: (value, signature.parameters[name].default)
+            for name, value in bound.arguments.items()
+        }
+        object.__setattr__(method, "_made_by", _as_call(constructor.__name__, given))
+        return method
+
+    return call
+
+
+def _as_call(name: str, given: Mapping[str, tuple[Any, Any]]) -> str:
+    """Return the text of a call.
+
+    Args:
+        name: of the class or function.
+        given: arguments, each with its value and its default; the first is always said.
+    """
+    said: list[str] = []
+    for argument, (value, default) in given.items():
+        value = value.tolist() if hasattr(value, "tolist") else value
+        if said and value == default:
+            continue
+        text = repr(value)
+        said.append(f"{argument}={text if len(text) <= LONGEST else text[:LONGEST] + '...'}")
+    return f"{name}({', '.join(said)})"
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether a value is an int or a float; True and False are neither here."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def check_queries(queries: str) -> None:
@@ -193,6 +257,11 @@ def chosen_heads(
         mine = set(range(num_heads)) if heads is None else resolve("heads", heads, num_heads)
     if layer not in steered:
         return None
-    chosen = torch.zeros(num_heads, dtype=torch.bool)
-    chosen[sorted(mine)] = True
-    return chosen
+    return _marked(frozenset(mine), num_heads)
+
+
+@functools.lru_cache(maxsize=256)
+def _marked(heads: frozenset[int], count: int) -> Tensor:
+    """Return which of `count` heads are among `heads`: bool [count], shared by all that ask."""
+    with torch.inference_mode(False):
+        return torch.tensor([head in heads for head in range(count)])

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from radar_core.methods.guard import Guard
+from radar_core.methods.method import is_number, printed_as_called
 from radar_core.methods.two_branch import TwoBranch
 
 Rows = tuple[tuple[int, ...], ...]
@@ -101,6 +102,7 @@ class SecondPrompt(TwoBranch):
         return out & seen
 
 
+@printed_as_called
 def CFG(
     guidance_scale: float | Sequence[float] = 1.5,
     negative_prompt_ids: Any = None,
@@ -123,7 +125,7 @@ def CFG(
         guard: as in `SPA`.
 
     Returns:
-        The equivalent `SecondPrompt`.
+        The equivalent `SecondPrompt`, which prints as this call.
 
     Raises:
         ValueError: an argument is malformed.
@@ -139,6 +141,7 @@ def CFG(
     )
 
 
+@printed_as_called
 def CAD(
     alpha: float | Sequence[float] = 0.5,
     context: Sequence[tuple[int, int]] | None = None,
@@ -158,7 +161,7 @@ def CAD(
         guard: as in `SPA`.
 
     Returns:
-        The equivalent `SecondPrompt`.
+        The equivalent `SecondPrompt`, which prints as this call.
 
     Raises:
         ValueError: an argument is malformed.
@@ -169,7 +172,7 @@ def CAD(
     if hasattr(alpha, "tolist"):
         alpha = alpha.tolist()
     values = alpha if isinstance(alpha, Sequence) else [alpha]
-    if not all(isinstance(value, int | float) for value in values):
+    if not all(map(is_number, values)):
         raise ValueError(f"alpha is {alpha!r}; expected a number such as 0.5, or one per prompt")
     strengths = [1 + value for value in values]
     return SecondPrompt(

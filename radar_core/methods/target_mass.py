@@ -17,13 +17,14 @@ from radar_core.methods.method import (
     check_indices,
     check_queries,
     chosen_heads,
+    is_number,
 )
 
 # The smallest normal number of float32, and from where on it rounds to 1.
 LEAST, BELOW_ONE = 2.0**-126, 1 - 2.0**-25
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TargetMass(Method):
     """Bias anchored keys so that they receive the share `mass` of each query's attention.
 
@@ -49,7 +50,7 @@ class TargetMass(Method):
     queries: Queries = "all"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.mass, int | float) or not LEAST <= self.mass < BELOW_ONE:
+        if not is_number(self.mass) or not LEAST <= self.mass < BELOW_ONE:
             raise ValueError(f"mass is {self.mass!r}; expected a share in (0, 1), such as 0.2")
         if self.mode not in ("at_least", "exact"):
             raise ValueError(f'mode is {self.mode!r}; expected "at_least" or "exact"')

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from radar_core.methods.guard import Guard, as_guard
-from radar_core.methods.method import LARGEST, LayerPlan, Method
+from radar_core.methods.method import LARGEST, LayerPlan, Method, is_number
 from radar_kernels import blend_logits
 
 
@@ -39,21 +39,12 @@ class TwoBranch(Method):
             value = value.tolist()
             object.__setattr__(self, "strength", value)
         values = value if isinstance(value, Sequence) else [value]
-        if not values or not all(isinstance(v, int | float) and abs(v) <= LARGEST for v in values):
+        if not values or not all(is_number(v) and abs(v) <= LARGEST for v in values):
             raise ValueError(
                 f"strength is {self.strength!r}; expected a number from -{LARGEST:g} to "
                 f"{LARGEST:g}, such as 1.4, or one for each prompt"
             )
         object.__setattr__(self, "guard", as_guard(self.guard))
-
-    def __repr__(self) -> str:
-        """Name the strength, and what else is not as it is by default."""
-        said = [f"strength={self.strength!r}"]
-        for one in fields(self)[1:]:
-            value = getattr(self, one.name)
-            if one.repr and value != one.default:
-                said.append(f"{one.name}={value!r}")
-        return f"{type(self).__name__}({', '.join(said)})"
 
     def strengths(self) -> list[float]:
         """Return the strength of every row, or a single one for all rows."""

@@ -5,7 +5,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from radar_kernels.checks import check_number, check_tensors
+from radar_kernels.checks import check_numbers, check_tensors
 
 _LARGEST = torch.finfo(torch.float32).max
 # From here on float32 rounds to 1.
@@ -114,9 +114,10 @@ def per_head(
     Raises:
         ValueError: shape or values do not fit.
     """
+    if checked:
+        check_numbers(name, given)
     if not isinstance(given, Tensor):
         if checked:
-            check_number(name, given)
             _check_values(name, [[given]])
             return constant(float(given), heads, device)
         return torch.full((1, heads), given, dtype=torch.float32, device=device)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from radar_kernels.backends import choose, needs_gradient
-from radar_kernels.checks import check_number, check_tensors
+from radar_kernels.checks import check_numbers, check_tensors
 from radar_kernels.key_edit import reference
 from radar_kernels.key_edit.arguments import KeyEditArguments
 from radar_kernels.registration import register
@@ -119,11 +119,11 @@ def _factors(
 
 
 def _gain(gain: float | Tensor, heads: int, device: torch.device) -> Tensor:
+    if not torch.compiler.is_compiling():
+        check_numbers("gain", gain)
     if not isinstance(gain, Tensor):
-        if not torch.compiler.is_compiling():
-            check_number("gain", gain)
-            if not math.isfinite(gain):
-                raise ValueError(f"gain is {gain}; expected a finite number")
+        if not torch.compiler.is_compiling() and not math.isfinite(gain):
+            raise ValueError(f"gain is {gain}; expected a finite number")
         return torch.full((heads,), gain, dtype=torch.float32, device=device)
     if gain.shape not in ((), (heads,)):
         raise ValueError(

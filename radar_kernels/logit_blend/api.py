@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from radar_kernels.backends import choose, needs_gradient
-from radar_kernels.checks import check_integer, check_number, check_tensors
+from radar_kernels.checks import check_integer, check_numbers, check_tensors
 from radar_kernels.logit_blend import reference
 from radar_kernels.logit_blend.arguments import BlendArguments, SampleArguments
 from radar_kernels.registration import register, unpack
@@ -211,8 +211,7 @@ def _per_row(
 ) -> Tensor:
     """A float or [B] as float32 [B]."""
     if not torch.compiler.is_compiling():
-        if not isinstance(given, Tensor):
-            check_number(name, given)
+        check_numbers(name, given)
         for one in _readable(given):
             if not (math.isfinite(one) and least <= one <= most):
                 raise ValueError(f"{name} is {one}; expected a finite number {_range(least, most)}")

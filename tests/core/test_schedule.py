@@ -136,6 +136,8 @@ def test_what_closes_cycles_is_left_out_and_an_order_needs_that():
         cycle.order()
     with pytest.raises(ValueError, match="has a cycle"):
         Schedule(cycle, Topology.complete(["a", "b", "c"]))
+    unsorted = Topology([("a", "c"), ("a", "b")], ["a", "b", "c"])
+    assert unsorted.acyclic().edges == (("a", "b"), ("a", "c"))
     # Sender by sender: c -> a comes last, whatever the order in which the edges were given.
     assert cycle.acyclic().edges == (("a", "b"), ("b", "c"))
 

@@ -8,11 +8,15 @@ import pytest
 
 from radar_core.discussion import (
     CallableModel,
+    DebatePolicy,
     chain,
     debate,
     self_consistency,
     single_agent,
 )
+from radar_core.policies.policy import Turn
+from radar_core.topology import Topology
+from radar_core.transcript import Message, Transcript
 from tests.discussion.agents import Recorder, agents
 
 
@@ -88,6 +92,19 @@ def test_debaters_answer_at_once_and_are_shown_the_others_last_answers():
         assert f"agent1 says {round}." in shown and f"agent3 says {round}." in shown
         assert shown.count("says") == 2 and "agent2" not in shown
     assert outcome.answer == "3" and outcome.verdict.votes == {"3": 3}
+
+
+def test_a_debater_reads_earlier_rounds_alone_and_only_those_it_hears():
+    said = [Message("a", 0, "zero"), Message("b", 0, "nil"), Message("c", 0, "none")]
+    now = Message("b", 1, "one")
+    topology = Topology([("b", "a"), ("c", "b")], ["a", "b", "c"])
+    turn = Turn("a", "task", "What now?", 1, Transcript([*said, now]), topology)
+    context = asyncio.run(DebatePolicy("Again?").context(turn, None))
+    assert [message["content"] for message in context.messages] == [
+        "What now?",
+        "zero",
+        "Another agent answered:\nnil\n\nAgain?",
+    ]
 
 
 def test_a_debate_is_decided_by_majority_and_blank_answers_do_not_count():

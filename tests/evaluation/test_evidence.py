@@ -210,7 +210,7 @@ def test_a_conflict_that_does_not_hold_its_fact_is_refused(arguments: Any, tmp_p
     ("options", "expected"),
     [
         ({"strength": "2"}, "no option strength; expected one of these"),
-        ({"arms": "some"}, "arms is 'some'; expected one of quick, all"),
+        ({"arms": "some"}, "arms is 'some'; expected one of answer, quick, all"),
         ({"anchors": "gold, best"}, "anchors is 'best'; expected some of gold, dense"),
         ({"anchors": " "}, "anchors is empty"),
         ({"top_k": "0"}, "top_k is '0'; expected a whole number"),

@@ -85,8 +85,26 @@ def test_what_should_be_a_tensor(name):
 def test_what_should_be_a_number(name):
     operator, (arguments, wrong) = getattr(radar_kernels, name), CALLS[name]
     for argument, value in wrong.items():
-        with pytest.raises(ValueError, match=rf"^{argument} is .*; expected a"):
-            operator(**arguments | {argument: value})
+        for given in (value, True):
+            with pytest.raises(ValueError, match=rf"^{argument} is .*; expected a"):
+                operator(**arguments | {argument: given})
+
+
+@pytest.mark.parametrize(
+    ("name", "argument"),
+    [
+        ("anchor_attention", "bias"),
+        ("anchor_attention", "target_mass"),
+        ("edit_keys", "gain"),
+        ("blend_logits", "strength"),
+        ("sample_logits", "temperature"),
+    ],
+)
+def test_what_should_be_a_tensor_of_numbers(name, argument):
+    operator, (arguments, _) = getattr(radar_kernels, name), CALLS[name]
+    operator(**arguments | {argument: torch.tensor(0.5)})
+    with pytest.raises(ValueError, match=rf"^{argument} is a tensor of torch.bool; expected one"):
+        operator(**arguments | {argument: torch.tensor(True)})
 
 
 def test_numbers_of_numpy_are_numbers():

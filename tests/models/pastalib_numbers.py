@@ -8,13 +8,12 @@ To make the numbers anew: `pip install --no-deps pastalib==0.1.3`, then
 from __future__ import annotations
 
 import json
-import sys
-import types
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.peers import pasta_class
 from tests.models.tiny import tiny_model
 
 PATH = Path(__file__).parent / "data" / "pastalib.json"
@@ -39,21 +38,10 @@ def small_llama(implementation: str) -> Any:
     return model
 
 
-def _package() -> Any:
-    """Import pastalib; all that it wants of `datasets` is the names of two types."""
-    datasets = types.ModuleType("datasets")
-    datasets.arrow_dataset = types.SimpleNamespace(Dataset=dict)  # type: ignore[attr-defined]
-    datasets.dataset_dict = types.SimpleNamespace(DatasetDict=list)  # type: ignore[attr-defined]
-    sys.modules.setdefault("datasets", datasets)
-    from pastalib.pasta import PASTA
-
-    return PASTA
-
-
 def main() -> None:
     """Write the numbers."""
     model = small_llama("eager")
-    pasta = _package()(model, None, HEADS, alpha=ALPHA, scale_position="exclude")
+    pasta = pasta_class()(model, None, HEADS, alpha=ALPHA, scale_position="exclude")
     ids = torch.tensor([PROMPT])
     words = [f"w{token}" for token in PROMPT]
     text = " ".join(words)

@@ -16,10 +16,13 @@ import torch
 import transformers
 
 from radar_core import (
+    CAD,
+    CFG,
     GUIDE,
     PASTA,
     SPA,
     AttentionBias,
+    Guard,
     InstABoost,
     NoSteering,
     TargetMass,
@@ -115,12 +118,14 @@ def test_a_block_that_is_never_left_ends_with_its_last_reference(model, inputs):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_steered_model_cannot_be_copied(model, inputs, method):
+def test_a_steered_model_and_its_parts_cannot_be_copied(model, inputs, method):
     with method.applied_to(model, inputs.pop("anchors")):
-        for make in (copy.deepcopy, pickle.dumps):
-            with pytest.raises(RuntimeError, match="leave the steered block"):
-                make(model)
-    assert torch.equal(copy.deepcopy(model)(**inputs).logits, model(**inputs).logits)
+        for make in (copy.copy, copy.deepcopy, pickle.dumps):
+            for part in (model, model.model, model.model.layers[0].self_attn):
+                with pytest.raises(RuntimeError, match="leave the steered block"):
+                    make(part)
+    for make in (copy.copy, copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))):
+        assert torch.equal(make(model)(**inputs).logits, model(**inputs).logits)
 
 
 def test_a_changed_implementation_is_noticed(model, inputs):
@@ -585,6 +590,54 @@ def test_prompts_in_chunks_and_further_turns_are_steered(model, inputs, method):
     assert kept.sequences.shape[1] == 30
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("first", ["call", "chunks", "generate"])
+def test_every_prompt_of_a_block_is_held_against_the_anchors(model, inputs, method, first):
+    """A second one is no continuation of the first, unless it repeats its tokens."""
+    anchors, ids = inputs["anchors"][:1], inputs["input_ids"][:1]
+    other = ids.roll(1)
+    longer = torch.cat([ids, ids[:, :3]], dim=1)
+    with method.applied_to(model, anchors):
+        expected = model(other).logits[:, -1]
+    with method.applied_to(model, anchors):
+        if first == "generate":
+            model.generate(ids, max_new_tokens=2)
+        elif first == "call":
+            model(ids)
+        else:
+            cache = transformers.DynamicCache()
+            model(ids[:, :8], past_key_values=cache)
+            model(ids[:, 8:], past_key_values=cache)
+        again = model(longer, use_cache=False).logits
+        twice = model(longer.repeat(2, 1), use_cache=False).logits
+        torch.testing.assert_close(twice[:1], again, atol=1e-4, rtol=0)
+        for prompt in (ids[:, :12], ids[:, :1]):
+            with pytest.raises(
+                ValueError, match=rf"given {prompt.shape[1]} without a cache; .*Dyn"
+            ):
+                model(prompt)
+        cache = transformers.DynamicCache()
+        model(other[:, :12], past_key_values=cache)
+        with pytest.raises(ValueError, match="generating after 13"):
+            model(ids[:, :1], past_key_values=cache)
+        cache = transformers.DynamicCache()
+        with pytest.raises(ValueError, match=r"a prompt of 20 tokens, .* given 23;"):
+            model(torch.cat([other, ids[:, :3]], dim=1), past_key_values=cache)
+        torch.testing.assert_close(model(other).logits[:, -1], expected, atol=1e-5, rtol=0)
+        with pytest.raises(ValueError, match=r"given 23;"):
+            model(longer)
+
+
+@torch.no_grad()
+def test_a_prompt_begun_without_a_cache_is_refused(model, inputs):
+    """Nobody knows whether more will follow on the cache that the model makes itself."""
+    with AttentionBias(2.0).applied_to(model, inputs["anchors"]):
+        for _ in range(2):
+            with pytest.raises(ValueError, match=r"given 8 without a cache; .*empty DynamicCache"):
+                model(inputs["input_ids"][:, :8])
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_prompt_lookup_runs_candidates_behind_the_prompt(model, inputs, method):
     ids = inputs["input_ids"][:1, :10].repeat(1, 2)
@@ -633,6 +686,18 @@ def test_guidance_is_refused_under_steering_only(model, inputs, method):
         lambda: InstABoost(float("inf")),
         lambda: GUIDE(1e5),
         lambda: AttentionBias(float("inf")),
+        lambda: AttentionBias(True),
+        lambda: PASTA(True),
+        lambda: InstABoost(True),
+        lambda: GUIDE(False),
+        lambda: TargetMass(True),
+        lambda: SPA(True),
+        lambda: SPA([1.4, False]),
+        lambda: SPA(torch.tensor(True)),
+        lambda: SPA(guard=Guard(plausibility=True)),
+        lambda: SPA(guard=True),
+        lambda: CFG(True),
+        lambda: CAD(True),
         lambda: AttentionBias(1.0, queries="some"),
         lambda: AttentionBias(1.0, layers=[]),
         lambda: AttentionBias(1.0, heads=[1, 1]),

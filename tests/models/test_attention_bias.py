@@ -8,34 +8,25 @@ import pytest
 import torch
 
 from radar_core import GUIDE, PASTA, AttentionBias, InstABoost, NoSteering, TargetMass
+from tests.models.oracle import BATCH, GREEDY, close_at_every_step
 from tests.models.tiny import FAMILIES, MIXED, biased_logits, eager_twin, prompts, tiny_model
 
-STEPS = 12
-BATCH = dict(lengths=[23, 17], anchored=[[3, 4, 5, 12, 20], [2, 9, 10]])
-GREEDY = dict(
-    do_sample=False, max_new_tokens=STEPS, output_logits=True, return_dict_in_generate=True
-)
+TWELVE = GREEDY | {"max_new_tokens": 12}
 
 
-def close_at_every_step(model, inputs, method, bias, first_query=0):
+def check(model, inputs, method, bias, first_query=0, **options):
     """Check the prefill's and every step's logits against uncached eager passes."""
     twin = eager_twin(model)
     anchors = inputs["anchors"]
     asked = {k: v for k, v in inputs.items() if k != "anchors"}
     with method.applied_to(model, anchors=anchors) as steering:
-        out = model.generate(**asked, **GREEDY)
+        out = model.generate(**asked, **TWELVE, **options)
     assert set(steering.calls) == set(range(model.config.num_hidden_layers))
-    prompt = asked["input_ids"].shape[1]
-    for step, logits in enumerate(out.logits):
-        expected = biased_logits(
-            twin,
-            out.sequences[:, : prompt + step],
-            asked["attention_mask"],
-            anchors,
-            bias,
-            first_query,
-        )
-        torch.testing.assert_close(logits.float(), expected, atol=1e-4, rtol=0)
+
+    def expected(ids):
+        return biased_logits(twin, ids, asked["attention_mask"], anchors, bias, first_query)
+
+    close_at_every_step(out, expected, asked["input_ids"].shape[1])
     return out
 
 
@@ -48,8 +39,8 @@ def all_heads(model, value):
 @pytest.mark.parametrize("family", list(FAMILIES))
 def test_equals_eager_with_a_float_mask(family):
     model, inputs = tiny_model(family), prompts(**BATCH)
-    steered = close_at_every_step(model, inputs, AttentionBias(2.0), all_heads(model, 2.0))
-    plain = model.generate(inputs["input_ids"], attention_mask=inputs["attention_mask"], **GREEDY)
+    steered = check(model, inputs, AttentionBias(2.0), all_heads(model, 2.0))
+    plain = model.generate(inputs["input_ids"], attention_mask=inputs["attention_mask"], **TWELVE)
     assert (steered.logits[0] - plain.logits[0]).abs().max() > 0.01
 
 
@@ -58,7 +49,7 @@ def test_only_chosen_heads_and_layers():
     chosen = torch.zeros(6)
     chosen[[1, 4]] = 3.0
     method = AttentionBias(3.0, heads=[1, 4], layers=[-1, 0])
-    close_at_every_step(model, inputs, method, {0: chosen, 2: chosen})
+    check(model, inputs, method, {0: chosen, 2: chosen})
 
 
 @pytest.mark.parametrize("family", list(MIXED))
@@ -75,7 +66,7 @@ def test_models_that_mix_full_and_windowed_layers(family, steered):
         method = AttentionBias(3.0, layers=layers)
         bias = {layer: every[layer] for layer in layers}
     first_query = inputs["input_ids"].shape[1] - 1 if steered == "generated" else 0
-    close_at_every_step(model, inputs, method, bias, first_query)
+    check(model, inputs, method, bias, first_query)
 
 
 @pytest.mark.parametrize("family", [f for f in MIXED if f not in ("Gemma2", "GptOss")])
@@ -94,10 +85,10 @@ def test_layers_left_alone_get_their_own_masks(family, moved):
         for module in model.modules():
             if "Attention" in type(module).__name__:
                 module.register_forward_pre_hook(copy_mask, with_kwargs=True)
-    plain = model.generate(**inputs, **GREEDY)
+    plain = model.generate(**inputs, **TWELVE)
     for options in ({}, {"cache_implementation": "static", "disable_compile": True}):
         with AttentionBias(1e-6, layers=[3]).applied_to(model, anchors=anchors):
-            steered = model.generate(**inputs, **GREEDY, **options)
+            steered = model.generate(**inputs, **TWELVE, **options)
         assert torch.equal(plain.sequences, steered.sequences)
         for one, other in zip(plain.logits, steered.logits, strict=True):
             torch.testing.assert_close(one, other, atol=1e-4, rtol=0)
@@ -110,7 +101,7 @@ def test_heads_by_layer():
         0: zero.index_fill(0, torch.tensor([5]), 1.0),
         1: zero.index_fill(0, torch.tensor([0, 2]), 1.0),
     }
-    close_at_every_step(model, inputs, AttentionBias(1.0, heads={0: [5], 1: [0, 2]}), bias)
+    check(model, inputs, AttentionBias(1.0, heads={0: [5], 1: [0, 2]}), bias)
 
 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
@@ -118,7 +109,7 @@ def test_only_generated_queries(implementation):
     model, inputs = tiny_model("Llama", implementation), prompts(**BATCH)
     method = AttentionBias(3.0, queries="generated")
     prompt = inputs["input_ids"].shape[1]
-    close_at_every_step(model, inputs, method, all_heads(model, 3.0), first_query=prompt - 1)
+    check(model, inputs, method, all_heads(model, 3.0), first_query=prompt - 1)
 
 
 def test_left_out_layers_run_the_models_own_attention_bit_for_bit():
@@ -136,25 +127,16 @@ def test_left_out_layers_run_the_models_own_attention_bit_for_bit():
 @pytest.mark.parametrize("cache", ["static", "dynamic"])
 @pytest.mark.parametrize("family", ["Llama", "Mistral"])
 def test_caches(cache, family):
-    model, inputs = tiny_model(family), prompts(**BATCH)
-    anchors = inputs.pop("anchors")
-    twin = eager_twin(model)
-    with AttentionBias(2.0).applied_to(model, anchors=anchors):
-        out = model.generate(**inputs, **GREEDY, cache_implementation=cache, disable_compile=True)
-    for step, logits in enumerate(out.logits):
-        ids = out.sequences[:, : inputs["input_ids"].shape[1] + step]
-        expected = biased_logits(
-            twin, ids, inputs["attention_mask"], anchors, all_heads(model, 2.0)
-        )
-        torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
+    model, options = tiny_model(family), dict(cache_implementation=cache, disable_compile=True)
+    check(model, prompts(**BATCH), AttentionBias(2.0), all_heads(model, 2.0), **options)
 
 
 def test_chunked_prefill_gives_the_same():
     model, inputs = tiny_model("Llama"), prompts(**BATCH)
     anchors = inputs.pop("anchors")
     with AttentionBias(2.0, queries="generated").applied_to(model, anchors=anchors):
-        whole = model.generate(**inputs, **GREEDY)
-        chunks = model.generate(**inputs, **GREEDY, prefill_chunk_size=5)
+        whole = model.generate(**inputs, **TWELVE)
+        chunks = model.generate(**inputs, **TWELVE, prefill_chunk_size=5)
     assert torch.equal(whole.sequences, chunks.sequences)
     torch.testing.assert_close(whole.logits[-1], chunks.logits[-1], atol=1e-4, rtol=0)
 
@@ -162,7 +144,7 @@ def test_chunked_prefill_gives_the_same():
 def test_factors_scale_the_bias():
     model, inputs = tiny_model("Llama"), prompts(**BATCH)
     inputs["anchors"] = inputs["anchors"] * 0.5
-    close_at_every_step(model, inputs, AttentionBias(4.0), all_heads(model, 4.0))
+    check(model, inputs, AttentionBias(4.0), all_heads(model, 4.0))
 
 
 def test_named_methods_are_biases():
@@ -178,11 +160,11 @@ def test_batch_gives_each_prompts_own_result(family, method):
     model, inputs = tiny_model(family), prompts(**BATCH)
     anchors = inputs.pop("anchors")
     with method.applied_to(model, anchors=anchors):
-        together = model.generate(**inputs, **GREEDY)
+        together = model.generate(**inputs, **TWELVE)
     for row, length in enumerate(BATCH["lengths"]):
         ids = inputs["input_ids"][row : row + 1, -length:]
         with method.applied_to(model, anchors=anchors[row : row + 1, -length:]):
-            alone = model.generate(ids, attention_mask=torch.ones_like(ids), **GREEDY)
+            alone = model.generate(ids, attention_mask=torch.ones_like(ids), **TWELVE)
         for one, many in zip(alone.logits, together.logits, strict=True):
             torch.testing.assert_close(one[0], many[row], atol=1e-4, rtol=0)
 
@@ -190,9 +172,9 @@ def test_batch_gives_each_prompts_own_result(family, method):
 def test_no_steering_equals_the_model_to_rounding():
     model, inputs = tiny_model("Mistral"), prompts(**BATCH)
     inputs.pop("anchors")
-    plain = model.generate(**inputs, **GREEDY)
+    plain = model.generate(**inputs, **TWELVE)
     with NoSteering().applied_to(model) as steering:
-        radar = model.generate(**inputs, **GREEDY)
+        radar = model.generate(**inputs, **TWELVE)
     assert steering.active and torch.equal(plain.sequences, radar.sequences)
     torch.testing.assert_close(plain.logits[-1], radar.logits[-1], atol=1e-5, rtol=0)
 
@@ -228,6 +210,6 @@ def test_target_mass_while_decoding():
     model, inputs = tiny_model("Llama"), prompts(**BATCH)
     anchors = inputs.pop("anchors")
     with TargetMass(0.4).applied_to(model, anchors=anchors):
-        cached = model.generate(**inputs, **GREEDY)
-        again = model.generate(**inputs, **GREEDY, use_cache=False)
+        cached = model.generate(**inputs, **TWELVE)
+        again = model.generate(**inputs, **TWELVE, use_cache=False)
     torch.testing.assert_close(cached.logits[-1], again.logits[-1], atol=1e-4, rtol=0)

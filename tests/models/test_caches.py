@@ -9,12 +9,12 @@ import pickle
 import pytest
 import torch
 from transformers import StaticCache
-from transformers.cache_utils import Cache, DynamicCache, QuantizedCache, QuantizedLayer
+from transformers.cache_utils import DynamicCache
 
 from radar_core import SPA, AttentionBias, Steered, TargetMass
 from radar_core.hooks.provenance import SteeredCache
-from tests.models.oracle import Oracle
-from tests.models.tiny import MIXED, extended, prompts, tiny_model
+from tests.models.oracle import BATCH, GREEDY, Oracle, close_at_every_step
+from tests.models.tiny import MIXED, LosslessQuantizedCache, extended, prompts, tiny_model
 
 METHODS = [
     SPA(1.4),
@@ -25,30 +25,10 @@ METHODS = [
 ]
 EVERY = [method for method in METHODS if getattr(method, "queries", "all") == "all"]
 GENERATED = [method for method in METHODS if method not in EVERY]
-BATCH = dict(lengths=[23, 17], anchored=[[3, 4, 5, 12, 20], [2, 9, 10]])
-GREEDY = dict(do_sample=False, output_logits=True, return_dict_in_generate=True)
 
 
 def named(method):
     return f"{type(method).__name__}-{getattr(method, 'queries', '')}"
-
-
-class LosslessLayer(QuantizedLayer):
-    """A quantised layer that rounds nothing, so that only its mechanics are tested."""
-
-    def __init__(self):
-        super().__init__(residual_length=4)
-
-    def _quantize(self, tensor, axis):
-        return tensor.to(torch.float64)
-
-    def _dequantize(self, tensor):
-        return tensor.to(torch.float32)
-
-
-class LosslessQuantizedCache(QuantizedCache):
-    def __init__(self, config):
-        Cache.__init__(self, layers=[LosslessLayer() for _ in range(config.num_hidden_layers)])
 
 
 def new_cache(kind, model, length=64):
@@ -67,12 +47,6 @@ def family_model(family):
     shape = {"Gemma2-mixed": MIXED["Gemma2"], "Gemma3Text": MIXED["Gemma3Text"]}.get(family)
     implementation = "eager" if family.startswith("Gemma2") else "sdpa"
     return tiny_model(family.removesuffix("-mixed"), implementation, shape=shape)
-
-
-def close(out, oracle, prompt, steps=None):
-    for step in range(len(out.logits)) if steps is None else steps:
-        expected = oracle(out.sequences[:, : prompt + step])
-        torch.testing.assert_close(out.logits[step].float(), expected, atol=1e-4, rtol=0)
 
 
 CACHES = {
@@ -108,7 +82,7 @@ def test_every_cache_gives_what_no_cache_gives(family, cache, method):
     with method.applied_to(model, anchors=anchors):
         out = model.generate(**inputs, **GREEDY, max_new_tokens=9, **options)
     oracle = Oracle(model, method, anchors, inputs["attention_mask"])
-    close(out, oracle, 23, steps=[0, 1, 4, 8])
+    close_at_every_step(out, oracle, 23, steps=[0, 1, 4, 8])
 
 
 @pytest.mark.parametrize("method", [*METHODS, TargetMass(0.3, "exact", queries="generated")])
@@ -163,7 +137,7 @@ def test_a_longer_prompt_on_the_cache_of_its_beginning_equals_a_fresh_run(family
             tail, attention_mask=seen, **GREEDY, max_new_tokens=4, past_key_values=cache
         )
     oracle = Oracle(model, method, anchors)
-    close(kept, oracle, longer.shape[1])
+    close_at_every_step(kept, oracle, longer.shape[1])
     assert torch.equal(kept.sequences, fresh.sequences)
     for one, other in zip(kept.logits, alone.logits, strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
@@ -181,7 +155,7 @@ def test_a_cut_cache_serves_a_longer_prompt(method):
     anchors = extended(first, start.sequences.shape[1], False)
     with method.applied_to(model, anchors):
         out = model.generate(start.sequences, **GREEDY, max_new_tokens=4, past_key_values=cache)
-    close(out, Oracle(model, method, anchors), start.sequences.shape[1])
+    close_at_every_step(out, Oracle(model, method, anchors), start.sequences.shape[1])
 
 
 @pytest.mark.parametrize("method", METHODS, ids=named)
@@ -200,7 +174,7 @@ def test_an_unsteered_cache_of_what_steering_leaves_alone_serves_on(kind, method
         with method.applied_to(model, anchors):
             if fits:
                 out = model.generate(ids, **GREEDY, max_new_tokens=4, past_key_values=cache)
-                close(out, Oracle(model, method, anchors), 20)
+                close_at_every_step(out, Oracle(model, method, anchors), 20)
             else:
                 with pytest.raises(ValueError, match=r"9 tokens that ran unsteered.*token 8 on"):
                     model.generate(ids, max_new_tokens=4, past_key_values=cache)
@@ -213,10 +187,12 @@ def steered_cache(model, method, anchors, ids, kind="dynamic"):
     return cache
 
 
-@pytest.mark.smoke
+PICKLED = pytest.param(lambda c: pickle.loads(pickle.dumps(c)), marks=pytest.mark.smoke)
+
+
 @pytest.mark.parametrize("method", METHODS, ids=named)
 @pytest.mark.parametrize("kind", ["dynamic", "static", "quantized"])
-@pytest.mark.parametrize("carry", [None, copy.deepcopy, lambda c: pickle.loads(pickle.dumps(c))])
+@pytest.mark.parametrize("carry", [None, copy.deepcopy, PICKLED])
 def test_a_model_that_is_not_steered_refuses_a_steered_cache(kind, method, carry):
     model, inputs = tiny_model("Llama"), prompts([20], [[5, 6]])
     anchors, ids = inputs["anchors"], inputs["input_ids"]
@@ -370,4 +346,4 @@ def test_a_cache_that_holds_the_whole_prompt_is_refused():
             model.generate(ids, past_key_values=cache, max_new_tokens=2)
         cache.crop(-1)
         out = model.generate(ids, past_key_values=cache, **GREEDY, max_new_tokens=2)
-    close(out, Oracle(model, AttentionBias(2.0), anchors), 20)
+    close_at_every_step(out, Oracle(model, AttentionBias(2.0), anchors), 20)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import CompileConfig
 
-from radar_core import SPA, AttentionBias, TargetMass
+from radar_core import CAD, CFG, SPA, AttentionBias, SecondPrompt, TargetMass
 from tests.models.tiny import FAMILIES, prompts, tiny_model
 
 PROMPT = prompts([12, 9], [[3, 4, 7], [2, 3]])
@@ -26,6 +26,12 @@ METHODS = {
         TargetMass(0.3, mode="exact", heads=[1], queries="generated"),
         TargetMass(0.6, mode="exact", heads=[2], queries="generated"),
     ),
+}
+NEGATIVE = prompts([6, 4], [[], []], seed=9)
+# They take no static cache, so that only a model compiled in place serves them.
+SECOND_PROMPTS = {
+    "CAD": (CAD(0.5), CAD([0.7, 0.2])),
+    "CFG": (CFG(1.7, NEGATIVE["input_ids"], NEGATIVE["attention_mask"]), CFG(0.4, [[3, 4, 5]])),
 }
 graphs = 0
 
@@ -53,7 +59,9 @@ def model_of_two_layers(family="Llama"):
 
 def run(model, method, anchors, **options):
     """Return the logits of a few greedy steps; no method leaves the model as it is."""
-    block = contextlib.nullcontext() if method is None else method.applied_to(model, anchors)
+    block = contextlib.nullcontext()
+    if method is not None:
+        block = method.applied_to(model, None if method.name == "CFG" else anchors)
     with block as steering:
         out = model.generate(
             **PROMPT,
@@ -63,7 +71,8 @@ def run(model, method, anchors, **options):
             **({"max_new_tokens": 4} | options),
         )
     if method is not None:
-        assert steering.calls == {0: len(out.logits), 1: len(out.logits)}
+        passes = len(out.logits) + isinstance(method, SecondPrompt)  # which has a prompt more
+        assert steering.calls == {0: passes, 1: passes}
     return torch.stack(out.logits)
 
 
@@ -82,7 +91,8 @@ def graphs_of(model, methods, **options):
         model.compile(backend=counting, fullgraph=True)
     counts = []
     for (method, anchors, more), logits in zip(steps, expected, strict=True):
-        torch.testing.assert_close(run(model, method, anchors, **more, **options), logits)
+        compiled = run(model, method, anchors, **more, **options)
+        torch.testing.assert_close(compiled, logits, atol=1e-4, rtol=0)
         counts.append(graphs)
     assert not torch._dynamo.utils.counters["graph_break"]
     assert counts[5] == counts[4], "compiled again for a method that was compiled before"
@@ -108,6 +118,14 @@ def test_windowed_layers(name):
     methods = METHODS.get(name, (None, None))
     counts = graphs_of(model_of_two_layers("Mistral"), methods, **by_generate())
     assert counts == [2, 2, 2, 2]
+
+
+@pytest.mark.parametrize("name", list(SECOND_PROMPTS))
+def test_a_second_prompt_is_refused_where_generate_compiles(name):
+    """By a static cache, before anything runs or is compiled."""
+    with pytest.raises(ValueError, match="a second prompt needs a DynamicCache"):
+        run(model_of_two_layers(), SECOND_PROMPTS[name][0], ANCHORS, **by_generate())
+    assert graphs == 0
 
 
 def test_another_prompt_adds_no_graph():

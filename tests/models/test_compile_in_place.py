@@ -10,6 +10,7 @@ from tests.models.test_compile import (
     ANCHORS,
     METHODS,
     PROMPT,
+    SECOND_PROMPTS,
     counting,
     fresh,
     graphs_of,
@@ -26,10 +27,14 @@ def test_a_model_compiled_in_place_with_a_static_cache(name):
     assert counts == [2, 2, 2, 2]
 
 
-@pytest.mark.parametrize("name", ["SPA"])
+@pytest.mark.parametrize("name", [None, "SPA", "CAD", "CFG"])
 def test_a_model_compiled_in_place_with_a_growing_cache(name):
-    """The prompt, the first step and one graph for all others, whatever the answer's length."""
-    assert graphs_of(model_of_two_layers(), METHODS.get(name, (None, None))) == [3, 3, 3, 3]
+    """The prompt, the first step and one graph for all others, whatever the answer's length.
+
+    A second prompt of another length adds none: it runs as it is, before the first.
+    """
+    methods = (METHODS | SECOND_PROMPTS).get(name, (None, None))
+    assert graphs_of(model_of_two_layers(), methods) == [3, 3, 3, 3]
 
 
 def test_beams_and_embeddings_on_a_compiled_model():

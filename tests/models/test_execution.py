@@ -14,17 +14,8 @@ from transformers import AutoModelForCausalLM
 
 import radar_core.hooks.attention as attention
 from radar_core import SPA, AttentionBias, NoSteering, Steered, TargetMass, attention_mass
-from tests.models.tiny import biased_logits, prompts, tiny_model
-
-INPUTS = prompts([20, 13], [[5, 6, 11], [2, 3]])
-ANCHORS = INPUTS.pop("anchors")
-METHODS = [
-    SPA(1.4),
-    AttentionBias(2.0),
-    AttentionBias(2.0, layers=[1], heads=[0, 3], queries="generated"),
-    TargetMass(0.3),
-    TargetMass(0.3, mode="exact", heads=[1], queries="generated"),
-]
+from tests.models.oracle import ANCHORS, INPUTS, METHODS
+from tests.models.tiny import biased_logits, tiny_model
 
 
 def run(model, method, **options):

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from radar_core import PRISM, SEKA, AdaSEKA
 from radar_core.methods import seka
-from tests.models.test_seka import made_up
+from tests.models.oracle import made_up
 from tests.models.tiny import FAMILIES, tiny_model
 
 

@@ -9,17 +9,14 @@ import pytest
 import torch
 
 from radar_core import SEKA, SPA, AttentionBias, Steered, TargetMass
-from tests.models.test_seka import edited_logits, made_up
+from tests.models.oracle import BATCH, Oracle, made_up
 from tests.models.tiny import (
-    biased_logits,
     eager_twin,
     full_logits,
-    hidden_logits,
     prompts,
     tiny_model,
 )
 
-BATCH = dict(lengths=[23, 17], anchored=[[3, 4, 5, 12, 20], [2, 9, 10]])
 STEPS = 5
 GREEDY = dict(do_sample=False, max_new_tokens=STEPS)
 
@@ -27,17 +24,6 @@ GREEDY = dict(do_sample=False, max_new_tokens=STEPS)
 def divergence(steered, plain):
     p, q = steered.double().softmax(-1), plain.double().softmax(-1)
     return (p * (p / q).log()).sum(-1)
-
-
-def steered_logits(name, model, ids, inputs):
-    mask, anchors = inputs["attention_mask"], inputs["anchors"]
-    if name == "SPA":
-        full, hidden = full_logits(model, ids, mask), hidden_logits(model, ids, mask, anchors)
-        return 1.7 * full - 0.7 * hidden
-    twin = eager_twin(model)
-    if name == "SEKA":
-        return edited_logits(twin, "Llama", ids, mask, anchors, SEKA(made_up(model), 1.5))
-    return biased_logits(twin, ids, mask, anchors, {1: torch.full((6,), 2.0)})
 
 
 @pytest.mark.parametrize("name", ["AttentionBias", "SEKA", "SPA"])
@@ -54,11 +40,12 @@ def test_the_numbers_are_those_of_eager_models(name, sequences):
     out = steered.generate(**inputs, **GREEDY, **beams)
     report = steered.report()
     assert len(report.divergence) == 2 * sequences
-    inputs = {k: v.repeat_interleave(sequences, dim=0) for k, v in inputs.items()}
+    oracle = Oracle(model, method, inputs["anchors"], inputs["attention_mask"])
+    seen = inputs["attention_mask"].repeat_interleave(sequences, dim=0)
     for step in range(STEPS):
         ids = out[:, : 23 + step]
-        plain = full_logits(model, ids, inputs["attention_mask"])
-        expected = divergence(steered_logits(name, model, ids, inputs), plain)
+        plain = full_logits(model, ids, seen)
+        expected = divergence(oracle(ids), plain)
         found = torch.tensor([row[step] for row in report.divergence], dtype=torch.float64)
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-3)
     assert report.mean_divergence > 1e-4

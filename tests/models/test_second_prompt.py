@@ -10,36 +10,17 @@ from transformers import DynamicCache
 
 from radar_core import CAD, CFG, SPA, SecondPrompt, Steered
 from radar_kernels.testing import blend_oracle
+from tests.models.oracle import BATCH, GREEDY, close_at_every_step, without
 from tests.models.tiny import MIXED, full_logits, prompts, tiny_model
 
-STEPS = 8
-BATCH = dict(lengths=[23, 17], anchored=[[3, 4, 5, 12, 20], [2, 9, 10]])
-GREEDY = dict(
-    do_sample=False, max_new_tokens=STEPS, output_logits=True, return_dict_in_generate=True
-)
+EIGHT = GREEDY | {"max_new_tokens": 8}
 FAMILIES = ["Llama", "Qwen2", "GPT2", "Gemma2", "Mistral"]
 SHORT, LONG = [6, 4], [29, 31]
-
-
-def family_model(family):
-    return tiny_model(family)
 
 
 def negative(lengths=SHORT):
     given = prompts(lengths, [[] for _ in lengths], seed=9)
     return given["input_ids"], given["attention_mask"]
-
-
-def without(ids, mask, left_out):
-    """Return left-padded prompts without some of their tokens, built row by row."""
-    rows = [row[keep] for row, keep in zip(ids, mask.bool() & ~left_out.bool(), strict=True)]
-    longest = max(len(row) for row in rows)
-    shorter = torch.zeros(len(rows), longest, dtype=torch.long)
-    seen = torch.zeros_like(shorter)
-    for row, kept in enumerate(rows):
-        shorter[row, longest - len(kept) :] = kept
-        seen[row, longest - len(kept) :] = 1
-    return shorter, seen
 
 
 @torch.no_grad()
@@ -51,24 +32,18 @@ def expected_logits(model, sequences, mask, second, second_mask, prompt, strengt
     return blend_oracle(full, other, torch.as_tensor(strength).float()).float()
 
 
-def close_at_every_step(model, method, second, second_mask, anchors=None, **options):
+def check(model, method, second, second_mask, anchors=None, **options):
+    """Check every step of a generation against uncached passes over both prompts."""
     inputs = prompts(**BATCH)
     inputs.pop("anchors")
     with method.applied_to(model, anchors=anchors):
-        out = model.generate(**inputs, **GREEDY | options)
-    prompt = inputs["input_ids"].shape[1]
-    for step, logits in enumerate(out.logits):
-        expected = expected_logits(
-            model,
-            out.sequences[:, : prompt + step],
-            inputs["attention_mask"],
-            second,
-            second_mask,
-            prompt,
-            method.strength,
-        )
-        torch.testing.assert_close(logits.float(), expected, atol=3e-4, rtol=0)
-    return out
+        out = model.generate(**inputs, **EIGHT | options)
+    mask, prompt = inputs["attention_mask"], inputs["input_ids"].shape[1]
+
+    def expected(ids):
+        return expected_logits(model, ids, mask, second, second_mask, prompt, method.strength)
+
+    close_at_every_step(out, expected, prompt, atol=3e-4)
 
 
 # -- any second prompt -----------------------------------------------------------------------------
@@ -78,7 +53,7 @@ def close_at_every_step(model, method, second, second_mask, anchors=None, **opti
 @pytest.mark.parametrize("family", FAMILIES)
 def test_cfg_equals_two_uncached_passes(family, lengths):
     ids, mask = negative(lengths)
-    close_at_every_step(family_model(family), CFG(1.7, ids, mask), ids, mask)
+    check(tiny_model(family), CFG(1.7, ids, mask), ids, mask)
 
 
 @pytest.mark.parametrize("family", list(MIXED))
@@ -89,7 +64,7 @@ def test_cfg_on_models_that_mix_windows(family):
         implementation = "eager" if family == "Gemma2" else "sdpa"
     model = tiny_model(family, implementation, shape=MIXED[family])
     ids, mask = negative(LONG)
-    close_at_every_step(model, CFG(1.7, ids, mask), ids, mask)
+    check(model, CFG(1.7, ids, mask), ids, mask)
 
 
 @pytest.mark.parametrize("options", [{"prefill_chunk_size": 4}, {"use_cache": False}])
@@ -97,17 +72,17 @@ def test_cfg_on_models_that_mix_windows(family):
 @pytest.mark.parametrize("family", ["Llama", "GPT2"])
 def test_cfg_with_chunks_and_without_a_cache(family, lengths, options):
     ids, mask = negative(lengths)
-    close_at_every_step(family_model(family), CFG([1.7, 0.4], ids, mask), ids, mask, **options)
+    check(tiny_model(family), CFG([1.7, 0.4], ids, mask), ids, mask, **options)
 
 
 @pytest.mark.parametrize("family", ["Llama", "GPT2"])
 def test_one_negative_prompt_for_all_and_the_last_token_for_none(family):
-    model = family_model(family)
+    model = tiny_model(family)
     ids = torch.randint(1, 97, (1, 5), generator=torch.Generator().manual_seed(3))
     many, ones = ids.repeat(2, 1), torch.ones(2, 5, dtype=torch.long)
-    close_at_every_step(model, CFG(1.7, ids), many, ones)
+    check(model, CFG(1.7, ids), many, ones)
     last = prompts(**BATCH)["input_ids"][:, -1:]
-    close_at_every_step(model, CFG(1.7), last, torch.ones_like(last))
+    check(model, CFG(1.7), last, torch.ones_like(last))
 
 
 @pytest.mark.parametrize("lengths", [SHORT, LONG, None])
@@ -118,14 +93,14 @@ def test_cfg_equals_transformers_guidance(scale, lengths):
     ids, mask = negative(lengths) if lengths else (None, None)
     guided = model.generate(
         **inputs,
-        **GREEDY,
+        **EIGHT,
         output_scores=True,
         guidance_scale=scale,
         negative_prompt_ids=ids,
         negative_prompt_attention_mask=mask,
     )
     with CFG(scale, ids, mask).applied_to(model):
-        ours = model.generate(**inputs, **GREEDY)
+        ours = model.generate(**inputs, **EIGHT)
     assert torch.equal(ours.sequences, guided.sequences)
     for logits, scores in zip(ours.logits, guided.scores, strict=True):
         difference = (logits.softmax(-1) - scores.softmax(-1)).abs().max()
@@ -137,9 +112,9 @@ def test_a_masked_negative_prompt_is_spa():
     anchors = inputs.pop("anchors")
     hidden = inputs["attention_mask"] * ~anchors
     with SPA(1.7).applied_to(model, anchors=anchors):
-        spa = model.generate(**inputs, **GREEDY)
+        spa = model.generate(**inputs, **EIGHT)
     with CFG(1.7, inputs["input_ids"], hidden).applied_to(model):
-        cfg = model.generate(**inputs, **GREEDY)
+        cfg = model.generate(**inputs, **EIGHT)
     assert torch.equal(spa.sequences, cfg.sequences)
     for one, other in zip(spa.logits, cfg.logits, strict=True):
         torch.testing.assert_close(one, other, atol=2e-4, rtol=0)
@@ -155,7 +130,7 @@ def test_cad_leaves_the_anchors_out(family, options):
     anchors = inputs["anchors"]
     second = without(inputs["input_ids"], inputs["attention_mask"], anchors)
     method = CAD([0.7, -0.4])
-    close_at_every_step(family_model(family), method, *second, anchors=anchors, **options)
+    check(tiny_model(family), method, *second, anchors=anchors, **options)
 
 
 @pytest.mark.parametrize("family", ["Llama", "GPT2"])
@@ -165,7 +140,7 @@ def test_cad_leaves_spans_out(family):
     context = ((place >= 2) & (place < 9)) | ((place >= 11) & (place < 12))
     second = without(inputs["input_ids"], inputs["attention_mask"], context)
     method = CAD(0.5, context=[(2, 9), (11, 12)])
-    close_at_every_step(family_model(family), method, *second)
+    check(tiny_model(family), method, *second)
 
 
 def test_cad_where_embeddings_are_given():
@@ -173,8 +148,8 @@ def test_cad_where_embeddings_are_given():
     anchors, ids = inputs.pop("anchors"), inputs.pop("input_ids")
     embeds = model.get_input_embeddings()(ids).detach()
     with CAD(0.7).applied_to(model, anchors=anchors):
-        given = model.generate(inputs_embeds=embeds, **inputs, **GREEDY)
-        named = model.generate(input_ids=ids, **inputs, **GREEDY)
+        given = model.generate(inputs_embeds=embeds, **inputs, **EIGHT)
+        named = model.generate(input_ids=ids, **inputs, **EIGHT)
     for one, other in zip(given.logits, named.logits, strict=True):
         torch.testing.assert_close(one, other, atol=2e-4, rtol=0)
 
@@ -194,7 +169,7 @@ def test_cad_answers_a_chat(smollm2):
 @pytest.mark.parametrize("family", ["Llama", "GPT2", "Gemma2"])
 def test_beams_and_returned_sequences(family, lengths):
     """Beam search over a cache equals beam search without one."""
-    model, inputs = family_model(family), prompts(**BATCH)
+    model, inputs = tiny_model(family), prompts(**BATCH)
     inputs.pop("anchors")
     options = dict(num_beams=3, num_return_sequences=2, do_sample=False, max_new_tokens=6)
     with CFG(1.7, *negative(lengths)).applied_to(model):
@@ -205,13 +180,13 @@ def test_beams_and_returned_sequences(family, lengths):
 
 @pytest.mark.parametrize("family", ["Llama", "Gemma2"])
 def test_the_same_seed_draws_the_same(family):
-    model, inputs = family_model(family), prompts(**BATCH)
+    model, inputs = tiny_model(family), prompts(**BATCH)
     inputs.pop("anchors")
     drawn = []
     with CFG(1.7, *negative()).applied_to(model):
         for options in ({}, {}, {"use_cache": False}):
             torch.manual_seed(5)
-            sampled = GREEDY | {"do_sample": True, "temperature": 0.7} | options
+            sampled = EIGHT | {"do_sample": True, "temperature": 0.7} | options
             drawn.append(model.generate(**inputs, **sampled).sequences)
     assert torch.equal(drawn[0], drawn[1]) and torch.equal(drawn[0], drawn[2])
 
@@ -221,10 +196,10 @@ def test_a_prompt_alone_and_in_a_batch():
     inputs.pop("anchors")
     ids, mask = negative()
     with CFG(1.7, ids, mask).applied_to(model):
-        together = model.generate(**inputs, **GREEDY)
+        together = model.generate(**inputs, **EIGHT)
     for row, (length, other) in enumerate(zip(BATCH["lengths"], SHORT, strict=True)):
         with CFG(1.7, ids[row : row + 1, -other:]).applied_to(model):
-            alone = model.generate(inputs["input_ids"][row : row + 1, -length:], **GREEDY)
+            alone = model.generate(inputs["input_ids"][row : row + 1, -length:], **EIGHT)
         for one, many in zip(alone.logits, together.logits, strict=True):
             torch.testing.assert_close(one[0], many[row], atol=2e-4, rtol=0)
 
@@ -232,9 +207,9 @@ def test_a_prompt_alone_and_in_a_batch():
 def test_a_guard_keeps_the_unsteered_model():
     model, inputs = tiny_model("Llama"), prompts(**BATCH)
     inputs.pop("anchors")
-    own = model.generate(**inputs, **GREEDY)
+    own = model.generate(**inputs, **EIGHT)
     with CFG(5.0, *negative(), guard=1e-6).applied_to(model):
-        ours = model.generate(**inputs, **GREEDY)
+        ours = model.generate(**inputs, **EIGHT)
     assert torch.equal(own.sequences, ours.sequences)
 
 
@@ -270,8 +245,8 @@ def test_an_unsteered_cache_of_the_prompts_beginning_is_used():
     cache = DynamicCache()
     model(inputs["input_ids"][:, :12], past_key_values=cache)
     with CFG(1.7, *negative()).applied_to(model):
-        fresh = model.generate(**inputs, **GREEDY)
-        reused = model.generate(**inputs, **GREEDY, past_key_values=cache)
+        fresh = model.generate(**inputs, **EIGHT)
+        reused = model.generate(**inputs, **EIGHT, past_key_values=cache)
     for one, other in zip(fresh.logits, reused.logits, strict=True):
         torch.testing.assert_close(one, other, atol=2e-4, rtol=0)
 
@@ -334,7 +309,7 @@ def test_what_cannot_be_steered_is_refused(method, options, message):
     model, inputs = tiny_model("Llama"), prompts(**BATCH)
     inputs.pop("anchors")
     with method.applied_to(model), pytest.raises(ValueError, match=message):
-        model.generate(**inputs, **GREEDY | options)
+        model.generate(**inputs, **EIGHT | options)
 
 
 def test_anchors_beside_a_second_prompt_and_unknown_tokens_are_refused():

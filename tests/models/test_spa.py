@@ -7,55 +7,40 @@ import torch
 from transformers.generation.streamers import BaseStreamer
 
 from radar_core import SPA
-from tests.models.tiny import FAMILIES, full_logits, hidden_logits, prompts, tiny_model
+from tests.models.oracle import BATCH, GREEDY, Oracle, close_at_every_step
+from tests.models.tiny import FAMILIES, prompts, tiny_model
 
-STEPS = 12
-BATCH = dict(lengths=[23, 17], anchored=[[3, 4, 5, 12, 20], [2, 9, 10]])
-GREEDY = dict(
-    do_sample=False, max_new_tokens=STEPS, output_logits=True, return_dict_in_generate=True
-)
+TWELVE = GREEDY | {"max_new_tokens": 12}
 
 
-def blended(model, ids, mask, anchors, strength):
-    full = full_logits(model, ids, mask)
-    hidden = hidden_logits(model, ids, mask, anchors)
-    if model.config.get_text_config().model_type == "gemma2":
-        assert full.abs().max() <= 30
-    return strength * full + (1 - strength) * hidden
-
-
-def close_at_every_step(model, inputs, strength, **options):
-    anchors = inputs["anchors"]
+def check(model, inputs, strength, **options):
+    """Check every step of a generation against uncached passes."""
     asked = {k: v for k, v in inputs.items() if k != "anchors"}
-    with SPA(strength).applied_to(model, anchors=anchors):
-        out = model.generate(**asked, **GREEDY, **options)
-    weights = torch.as_tensor(strength).view(-1, 1)
-    prompt = asked["input_ids"].shape[1]
-    for step, logits in enumerate(out.logits):
-        expected = blended(
-            model, out.sequences[:, : prompt + step], asked["attention_mask"], anchors, weights
-        )
-        torch.testing.assert_close(logits.float(), expected, atol=2e-4, rtol=0)
+    method = SPA(strength)
+    with method.applied_to(model, anchors=inputs["anchors"]):
+        out = model.generate(**asked, **TWELVE, **options)
+    oracle = Oracle(model, method, inputs["anchors"], inputs["attention_mask"])
+    close_at_every_step(out, oracle, asked["input_ids"].shape[1], atol=2e-4)
     return out
 
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("family", list(FAMILIES))
 def test_equals_two_uncached_passes(family):
-    close_at_every_step(tiny_model(family), prompts(**BATCH), 1.7)
+    check(tiny_model(family), prompts(**BATCH), 1.7)
 
 
 @pytest.mark.parametrize("strength", [-1.0, 0.0, 0.5, 3.0])
 def test_strengths(strength):
-    close_at_every_step(tiny_model("Llama"), prompts(**BATCH), strength)
+    check(tiny_model("Llama"), prompts(**BATCH), strength)
 
 
 def test_a_strength_for_every_row():
-    close_at_every_step(tiny_model("Llama"), prompts(**BATCH), [1.0, 2.5])
+    check(tiny_model("Llama"), prompts(**BATCH), [1.0, 2.5])
 
 
 def test_first_token_anchored():
-    close_at_every_step(tiny_model("Llama"), prompts([20], [[0, 1, 7]]), 1.5)
+    check(tiny_model("Llama"), prompts([20], [[0, 1, 7]]), 1.5)
 
 
 @pytest.mark.smoke
@@ -69,7 +54,7 @@ def test_first_token_anchored():
 )
 @pytest.mark.parametrize("family", ["Llama", "Mistral"])
 def test_caches(family, options):
-    close_at_every_step(tiny_model(family), prompts(**BATCH), 1.7, **options)
+    check(tiny_model(family), prompts(**BATCH), 1.7, **options)
 
 
 @pytest.mark.parametrize("strength", [1.4, 3.0])
@@ -78,14 +63,14 @@ def test_equals_transformers_guidance(strength):
     anchors = inputs.pop("anchors")
     guided = model.generate(
         **inputs,
-        **GREEDY,
+        **TWELVE,
         output_scores=True,
         guidance_scale=strength,
         negative_prompt_ids=inputs["input_ids"],
         negative_prompt_attention_mask=inputs["attention_mask"] * ~anchors,
     )
     with SPA(strength).applied_to(model, anchors=anchors):
-        ours = model.generate(**inputs, **GREEDY)
+        ours = model.generate(**inputs, **TWELVE)
     # Guidance counts positions from the cache, which rotary embeddings do not notice.
     assert torch.equal(ours.sequences, guided.sequences)
     for logits, scores in zip(ours.logits, guided.scores, strict=True):
@@ -107,7 +92,7 @@ def test_beams_and_returned_sequences():
 def test_sampling_draws_from_the_blend():
     model, inputs = tiny_model("Llama"), prompts(**BATCH)
     anchors = inputs.pop("anchors")
-    sampled = dict(GREEDY, do_sample=True, temperature=0.7, top_k=20)
+    sampled = dict(TWELVE, do_sample=True, temperature=0.7, top_k=20)
     with SPA(2.0).applied_to(model, anchors=anchors):
         torch.manual_seed(5)
         ours = model.generate(**inputs, **sampled)
@@ -115,9 +100,9 @@ def test_sampling_draws_from_the_blend():
         again = model.generate(**inputs, **sampled)
     assert torch.equal(ours.sequences, again.sequences)
     prompt = inputs["input_ids"].shape[1]
-    expected = blended(model, ours.sequences[:, :-1], inputs["attention_mask"], anchors, 2.0)
+    expected = Oracle(model, SPA(2.0), anchors, inputs["attention_mask"])(ours.sequences[:, :-1])
     torch.testing.assert_close(ours.logits[-1], expected, atol=2e-4, rtol=0)
-    assert ours.sequences.shape[1] == prompt + STEPS
+    assert ours.sequences.shape[1] == prompt + 12
 
 
 def test_streaming():
@@ -135,7 +120,7 @@ def test_streaming():
     anchors = inputs.pop("anchors")
     streamer = Collect()
     with SPA(2.0).applied_to(model, anchors=anchors):
-        out = model.generate(**inputs, **GREEDY, streamer=streamer)
+        out = model.generate(**inputs, **TWELVE, streamer=streamer)
     assert streamer.ended and torch.equal(torch.cat(streamer.tokens), out.sequences[0])
 
 
@@ -145,7 +130,7 @@ def test_a_plain_forward_gives_blended_logits_of_every_token():
     with SPA(2.0).applied_to(model, anchors=anchors):
         steered = model(**inputs).logits
     assert steered.shape == (1, 20, 97)
-    expected = blended(model, inputs["input_ids"], inputs["attention_mask"], anchors, 2.0)
+    expected = Oracle(model, SPA(2.0), anchors)(inputs["input_ids"])
     torch.testing.assert_close(steered[:, -1], expected, atol=2e-4, rtol=0)
 
 
@@ -168,11 +153,11 @@ def test_batch_gives_each_prompts_own_result(family):
     model, inputs = tiny_model(family), prompts(**BATCH)
     anchors = inputs.pop("anchors")
     with SPA(1.7).applied_to(model, anchors=anchors):
-        together = model.generate(**inputs, **GREEDY)
+        together = model.generate(**inputs, **TWELVE)
     for row, length in enumerate(BATCH["lengths"]):
         ids = inputs["input_ids"][row : row + 1, -length:]
         with SPA(1.7).applied_to(model, anchors=anchors[row : row + 1, -length:]):
-            alone = model.generate(ids, attention_mask=torch.ones_like(ids), **GREEDY)
+            alone = model.generate(ids, attention_mask=torch.ones_like(ids), **TWELVE)
         for one, many in zip(alone.logits, together.logits, strict=True):
             torch.testing.assert_close(one[0], many[row], atol=1e-4, rtol=0)
 
@@ -199,8 +184,8 @@ def test_a_packed_prompt_equals_an_unshared_one():
         model, inputs = tiny_model(family, implementation), prompts(**BATCH)
         anchors = inputs.pop("anchors")
         with SPA([2.0, 0.5]).applied_to(model, anchors=anchors):
-            packed = model.generate(**inputs, **GREEDY)
-            whole = model.generate(**inputs, **GREEDY, use_cache=False)
+            packed = model.generate(**inputs, **TWELVE)
+            whole = model.generate(**inputs, **TWELVE, use_cache=False)
         assert torch.equal(packed.sequences, whole.sequences)
         for one, other in zip(packed.logits, whole.logits, strict=True):
             torch.testing.assert_close(one, other, atol=2e-4, rtol=0)

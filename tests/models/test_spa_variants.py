@@ -9,21 +9,17 @@ import torch
 
 from radar_core import SPA, AttentionBias, Guard, Steered
 from radar_kernels.testing import blend_oracle
+from tests.models.oracle import BATCH, GREEDY, Oracle, close_at_every_step, direct_logits
 from tests.models.tiny import (
     FAMILIES,
     eager_twin,
-    extended,
     full_logits,
     hidden_logits,
     prompts,
     tiny_model,
 )
 
-STEPS = 8
-BATCH = dict(lengths=[23, 17], anchored=[[3, 4, 5, 12, 20], [2, 9, 10]])
-GREEDY = dict(
-    do_sample=False, max_new_tokens=STEPS, output_logits=True, return_dict_in_generate=True
-)
+EIGHT = GREEDY | {"max_new_tokens": 8}
 MASK_TOKEN = 7
 CACHES = {
     "dynamic": {},
@@ -33,63 +29,14 @@ CACHES = {
 }
 
 
-def family_model(family):
-    return tiny_model(family)
-
-
-@torch.no_grad()
-def replaced_logits(model, ids, mask, anchors, token=MASK_TOKEN):
-    """Return the last position's logits with a token in the place of each anchor."""
-    replaced = torch.where(extended(anchors, ids.shape[1], False), token, ids)
-    return full_logits(model, replaced, mask)
-
-
-@torch.no_grad()
-def direct_logits(model, ids, mask, anchors):
-    """Return the last position's logits where the answer's queries alone cannot see the anchors."""
-    length, prompt = ids.shape[1], anchors.shape[1]
-    seen = extended(mask, length, 1)
-    causal = torch.ones(length, length, dtype=torch.bool).tril()
-    late = torch.arange(length) >= prompt - 1
-    hidden = extended(anchors, length, False)[:, None, None, :] & late[None, None, :, None]
-    allowed = causal & seen[:, None, None, :].bool() & ~hidden
-    window = getattr(model.config, "sliding_window", None)
-    near = causal & ~torch.ones_like(causal).tril(-(window or length))
-    forbidden = torch.finfo(torch.float32).min
-    masks = {
-        kind: torch.where(pattern, 0.0, forbidden)
-        for kind, pattern in (
-            ("full_attention", allowed),
-            ("sliding_attention", allowed & near),
-        )
-    }
-    kinds = getattr(model.config, "layer_types", None)
-    given = masks if kinds else masks["sliding_attention" if window else "full_attention"]
-    if kinds and len(set(kinds)) == 1:
-        given = masks[kinds[0]]
-    positions = (seen.cumsum(1) - 1).clamp(min=0)
-    return eager_twin(model)(ids, attention_mask=given, position_ids=positions).logits[:, -1]
-
-
-def blended(full, other, strength, modulated=False):
-    return blend_oracle(full, other, strength, modulated=modulated).float()
-
-
-def close_at_every_step(model, method, other, modulated=False, inputs=None, **options):
+def check(model, method, inputs=None, **options):
+    """Check every step of a generation against uncached passes."""
     inputs = inputs or prompts(**BATCH)
-    anchors = inputs["anchors"]
     asked = {k: v for k, v in inputs.items() if k != "anchors"}
-    with method.applied_to(model, anchors=anchors):
-        out = model.generate(**asked, **GREEDY | options)
-    prompt = asked["input_ids"].shape[1]
-    strength = torch.as_tensor(method.strength, dtype=torch.float32)
-    for step, logits in enumerate(out.logits):
-        ids = out.sequences[:, : prompt + step]
-        full = full_logits(model, ids, asked["attention_mask"])
-        second = other(model, ids, asked["attention_mask"], anchors)
-        expected = blended(full, second, strength, modulated)
-        torch.testing.assert_close(logits.float(), expected, atol=3e-4, rtol=0)
-    return out
+    with method.applied_to(model, anchors=inputs["anchors"]):
+        out = model.generate(**asked, **EIGHT | options)
+    oracle = Oracle(model, method, inputs["anchors"], inputs["attention_mask"])
+    close_at_every_step(out, oracle, asked["input_ids"].shape[1], atol=3e-4)
 
 
 # -- embeddings instead of anchors -----------------------------------------------------------------
@@ -98,14 +45,14 @@ def close_at_every_step(model, method, other, modulated=False, inputs=None, **op
 @pytest.mark.parametrize("family", list(FAMILIES))
 def test_a_mask_token_takes_the_place_of_each_anchor(family):
     method = SPA(1.7, masking="embedding", mask_token_id=MASK_TOKEN)
-    close_at_every_step(family_model(family), method, replaced_logits)
+    check(tiny_model(family), method)
 
 
 @pytest.mark.parametrize("cache", list(CACHES))
 @pytest.mark.parametrize("family", ["Llama", "Mistral"])
 def test_mask_tokens_with_every_cache(family, cache):
     method = SPA([1.7, 0.3], masking="embedding", mask_token_id=MASK_TOKEN)
-    close_at_every_step(family_model(family), method, replaced_logits, **CACHES[cache])
+    check(tiny_model(family), method, **CACHES[cache])
 
 
 @pytest.mark.parametrize("chunks", [{}, {"prefill_chunk_size": 1}])
@@ -115,8 +62,8 @@ def test_mask_tokens_where_embeddings_are_given(chunks):
     embeds = model.get_input_embeddings()(ids).detach()
     method = SPA(1.7, masking="embedding", mask_token_id=MASK_TOKEN)
     with method.applied_to(model, anchors=anchors):
-        given = model.generate(inputs_embeds=embeds, **inputs, **GREEDY)
-        named = model.generate(input_ids=ids, **inputs, **GREEDY, **chunks)
+        given = model.generate(inputs_embeds=embeds, **inputs, **EIGHT)
+        named = model.generate(input_ids=ids, **inputs, **EIGHT, **chunks)
     for one, other in zip(given.logits, named.logits, strict=True):
         torch.testing.assert_close(one, other, atol=2e-4, rtol=0)
 
@@ -152,8 +99,8 @@ def test_the_last_token_may_be_anchored(cache):
     model, inputs = tiny_model("Llama"), prompts([20], [[3, 19]])
     embedding = SPA(1.7, masking="embedding", mask_token_id=MASK_TOKEN)
     direct = SPA(1.7, branch="direct")
-    for method, other in [(embedding, replaced_logits), (direct, direct_logits)]:
-        close_at_every_step(model, method, other, inputs=dict(inputs), **CACHES[cache])
+    for method in (embedding, direct):
+        check(model, method, inputs, **CACHES[cache])
 
 
 # -- modulation ------------------------------------------------------------------------------------
@@ -169,8 +116,7 @@ def test_modulated(family, masking):
         masking=masking,
         mask_token_id=MASK_TOKEN if embedding else None,
     )
-    other = replaced_logits if embedding else hidden_logits
-    close_at_every_step(family_model(family), method, other, modulated=True)
+    check(tiny_model(family), method)
 
 
 def test_modulated_differs_from_plain():
@@ -188,20 +134,21 @@ def test_modulated_differs_from_plain():
 
 @pytest.mark.parametrize("family", list(FAMILIES))
 def test_direct_hides_the_anchors_from_the_answer_alone(family):
-    close_at_every_step(family_model(family), SPA(1.7, branch="direct"), direct_logits)
+    check(tiny_model(family), SPA(1.7, branch="direct"))
 
 
 @pytest.mark.parametrize("cache", list(CACHES))
 @pytest.mark.parametrize("family", ["Llama", "Mistral", "Gemma2"])
 def test_direct_with_every_cache(family, cache):
     method = SPA([1.7, 0.3], branch="direct")
-    close_at_every_step(family_model(family), method, direct_logits, **CACHES[cache])
+    check(tiny_model(family), method, **CACHES[cache])
 
 
 def test_direct_differs_from_a_second_branch():
     model, inputs = tiny_model("Llama"), prompts(**BATCH)
     asked = inputs["input_ids"], inputs["attention_mask"], inputs["anchors"]
-    assert (direct_logits(model, *asked) - hidden_logits(model, *asked)).abs().max() > 0.1
+    direct = direct_logits(eager_twin(model), *asked)
+    assert (direct - hidden_logits(model, *asked)).abs().max() > 0.1
 
 
 def test_direct_runs_the_prompt_once():
@@ -224,11 +171,11 @@ def test_direct_takes_an_unsteered_cache_of_the_prompt():
     anchors = inputs.pop("anchors")
     method = SPA(2.0, branch="direct")
     with method.applied_to(model, anchors=anchors):
-        whole = model.generate(**inputs, **GREEDY)
+        whole = model.generate(**inputs, **EIGHT)
     before = model(inputs["input_ids"][:, :19], use_cache=True)
     cache = before["cache"] if "cache" in before else before["past_key_values"]
     with method.applied_to(model, anchors=anchors):
-        again = model.generate(**inputs, **GREEDY, past_key_values=cache)
+        again = model.generate(**inputs, **EIGHT, past_key_values=cache)
     assert torch.equal(again.sequences, whole.sequences)
     for one, other in zip(again.logits, whole.logits, strict=True):
         torch.testing.assert_close(one, other, atol=2e-4, rtol=0)
@@ -242,13 +189,13 @@ def guarded_at_every_step(model, method):
     inputs = prompts(**BATCH)
     anchors = inputs.pop("anchors")
     with method.applied_to(model, anchors=anchors):
-        out = model.generate(**inputs, **GREEDY)
+        out = model.generate(**inputs, **EIGHT)
     prompt, alone = inputs["input_ids"].shape[1], []
     for step, logits in enumerate(out.logits):
         ids = out.sequences[:, : prompt + step]
         full = full_logits(model, ids, inputs["attention_mask"])
         hidden = hidden_logits(model, ids, inputs["attention_mask"], anchors)
-        steered = blended(full, hidden, torch.tensor(method.strength))
+        steered = blend_oracle(full, hidden, torch.tensor(method.strength)).float()
         probability = full.double().softmax(-1)
         first = probability.amax(-1)
         kept = torch.zeros(len(first), dtype=torch.bool)
@@ -266,7 +213,7 @@ def guarded_at_every_step(model, method):
 @pytest.mark.parametrize("rule", [{"confidence": 0.1}, {"plausibility": 0.7}])
 @pytest.mark.parametrize("family", ["Llama", "Qwen2", "GPT2", "Gemma2"])
 def test_a_guard_leaves_sure_tokens_alone(family, rule):
-    alone = guarded_at_every_step(family_model(family), SPA(1.7, guard=Guard(**rule)))
+    alone = guarded_at_every_step(tiny_model(family), SPA(1.7, guard=Guard(**rule)))
     if family != "Gemma2":  # which is sure of every token here
         assert any(alone) and not all(alone)
 
@@ -274,9 +221,9 @@ def test_a_guard_leaves_sure_tokens_alone(family, rule):
 def test_a_guard_of_every_token_is_the_unsteered_model():
     model, inputs = tiny_model("Llama"), prompts(**BATCH)
     anchors = inputs.pop("anchors")
-    own = model.generate(**inputs, **GREEDY)
+    own = model.generate(**inputs, **EIGHT)
     with SPA(5.0, guard=1e-6).applied_to(model, anchors=anchors):
-        ours = model.generate(**inputs, **GREEDY)
+        ours = model.generate(**inputs, **EIGHT)
     assert torch.equal(own.sequences, ours.sequences)
     assert SPA(guard=0.5).guard == Guard(confidence=0.5)
 
@@ -295,7 +242,7 @@ VARIANTS = {
 @pytest.mark.parametrize("family", ["Llama", "Gemma2"])
 def test_beams_and_returned_sequences(family, name):
     """Beam search over a cache equals beam search without one."""
-    model, inputs = family_model(family), prompts(**BATCH)
+    model, inputs = tiny_model(family), prompts(**BATCH)
     anchors = inputs.pop("anchors")
     options = dict(num_beams=3, num_return_sequences=2, do_sample=False, max_new_tokens=6)
     with VARIANTS[name].applied_to(model, anchors=anchors):
@@ -312,7 +259,7 @@ def test_the_same_seed_draws_the_same(name):
     with VARIANTS[name].applied_to(model, anchors=anchors):
         for options in ({}, {}, {"use_cache": False}):
             torch.manual_seed(5)
-            sampled = GREEDY | {"do_sample": True, "temperature": 0.7} | options
+            sampled = EIGHT | {"do_sample": True, "temperature": 0.7} | options
             drawn.append(model.generate(**inputs, **sampled).sequences)
     assert torch.equal(drawn[0], drawn[1]) and torch.equal(drawn[0], drawn[2])
 
@@ -322,11 +269,11 @@ def test_a_prompt_alone_and_in_a_batch(name):
     model, inputs = tiny_model("GPT2"), prompts(**BATCH)
     anchors = inputs.pop("anchors")
     with VARIANTS[name].applied_to(model, anchors=anchors):
-        together = model.generate(**inputs, **GREEDY)
+        together = model.generate(**inputs, **EIGHT)
     for row, length in enumerate(BATCH["lengths"]):
         ids = inputs["input_ids"][row : row + 1, -length:]
         with VARIANTS[name].applied_to(model, anchors=anchors[row : row + 1, -length:]):
-            alone = model.generate(ids, **GREEDY)
+            alone = model.generate(ids, **EIGHT)
         for one, many in zip(alone.logits, together.logits, strict=True):
             torch.testing.assert_close(one[0], many[row], atol=2e-4, rtol=0)
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor
-from transformers.masking_utils import eager_mask
+from transformers.cache_utils import Cache, QuantizedCache, QuantizedLayer
 
 SHAPE = dict(
     vocab_size=97,
@@ -232,56 +232,6 @@ def extended(mask: Tensor, length: int, value: int | bool) -> Tensor:
 
 
 @torch.no_grad()
-def targeted_logits(twin: Any, ids: Tensor, mask: Tensor, anchors: Tensor, target: float) -> Tensor:
-    """Return the last position's logits with the anchors' share raised to `target`.
-
-    Every layer and head forms its whole matrix of scores, in an uncached pass.
-
-    Args:
-        twin: the model with eager attention.
-    """
-    seen = extended(mask, ids.shape[1], 1)
-    positions = (seen.cumsum(1) - 1).clamp(min=0)
-    keys = extended(anchors, ids.shape[1], False)[:, None, None]
-
-    def attend(
-        module: Any,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor,
-        scaling: float | None = None,
-        softcap: float | None = None,
-        s_aux: Tensor | None = None,
-        **kwargs: Any,
-    ) -> tuple[Tensor, None]:
-        group = query.shape[1] // key.shape[1]
-        key, value = (states.repeat_interleave(group, dim=1) for states in (key, value))
-        scores = query @ key.mT * (query.shape[-1] ** -0.5 if scaling is None else scaling)
-        if softcap is not None:
-            scores = softcap * torch.tanh(scores / softcap)
-        scores = scores + attention_mask
-        if s_aux is not None:
-            sinks = s_aux.view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
-            scores = torch.cat([scores, sinks], dim=-1)
-        anchored = torch.nn.functional.pad(keys, (0, scores.shape[-1] - keys.shape[-1]))
-        share = (scores.softmax(-1) * anchored).sum(-1, keepdim=True)
-        raised = (torch.logit(torch.tensor(target)) - torch.logit(share)).clamp(min=0)
-        raised = torch.where((share > 0) & (share < 1), raised, 0.0)
-        weights = (scores + raised * anchored).softmax(-1)[..., : key.shape[2]]
-        return (weights @ value).transpose(1, 2).contiguous(), None
-
-    transformers.AttentionInterface.register("target_oracle", attend)
-    transformers.AttentionMaskInterface.register("target_oracle", eager_mask)
-    before = twin.config._attn_implementation
-    try:
-        twin.set_attn_implementation("target_oracle")
-        return twin(ids, attention_mask=seen, position_ids=positions).logits[:, -1].float()
-    finally:
-        twin.set_attn_implementation(before)
-
-
-@torch.no_grad()
 def hidden_logits(model: Any, ids: Tensor, mask: Tensor, anchors: Tensor) -> Tensor:
     """Return the last position's logits without the anchors: an uncached pass, positions kept."""
     seen = extended(mask, ids.shape[1], 1)
@@ -337,3 +287,24 @@ def biased_logits(
         for handle in handles:
             handle.remove()
     return out.logits[:, -1].float()
+
+
+class LosslessLayer(QuantizedLayer):
+    """A quantised layer that rounds nothing, so that only its mechanics are tested."""
+
+    def __init__(self) -> None:
+        super().__init__(residual_length=4)
+
+    def _quantize(self, tensor: Tensor, axis: int) -> Tensor:
+        return tensor.to(torch.float64)
+
+    def _dequantize(self, tensor: Tensor) -> Tensor:
+        return tensor.to(torch.float32)
+
+
+class LosslessQuantizedCache(QuantizedCache):
+    """A quantised cache of such layers."""
+
+    def __init__(self, config: Any) -> None:
+        layers = [LosslessLayer() for _ in range(config.num_hidden_layers)]
+        Cache.__init__(self, layers=layers)

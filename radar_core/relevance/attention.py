@@ -39,7 +39,8 @@ class Attention:
     Args:
         model: a decoder-only transformers model in evaluation mode, whose attention can be hooked.
         tokenizer: its tokenizer, with a chat template.
-        layers: the layers to look at, negative from the top; None is the default range.
+        layers: the layers to look at, negative from the top; None for all but the lowest third,
+            which look at words more than at what is meant.
         heads: query heads to look at, in every layer or by layer; None for all.
         baseline_query: the query that asks for nothing.
         template: further arguments of the chat template; give `Steered.chat` the same.
@@ -220,7 +221,7 @@ def _looked_at(model: Any, layers: Layers, heads: Heads) -> dict[int, np.ndarray
     config = model.config.get_text_config(decoder=True)
     count, num_heads = config.num_hidden_layers, config.num_attention_heads
     if layers is None and not isinstance(heads, Mapping):
-        layers = range(count // 2, count)
+        layers = range(count // 3, count)
     chosen = {
         layer: found.numpy()
         for layer in range(count)

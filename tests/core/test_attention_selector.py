@@ -76,6 +76,12 @@ def test_chosen_layers_and_heads(smollm2):
     np.testing.assert_allclose(found, expected / np.abs(expected).max(), atol=1e-3)
 
 
+def test_the_lowest_third_of_the_layers_is_left_out(attention, smollm2):
+    upper = Attention(smollm2.model, smollm2.tokenizer, layers=range(10, 30))
+    assert repr(attention) == repr(upper) == "Attention(LlamaForCausalLM, layers 10-29)"
+    np.testing.assert_array_equal(attention.similarities(reading()), upper.similarities(reading()))
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

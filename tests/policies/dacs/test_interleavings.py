@@ -56,9 +56,7 @@ class Run:
             )
         elif kind == "user":
             text = f"Message {len(self.messages)}?"
-            self.messages.append(
-                asyncio.create_task(self.orchestrator.ask(text, urgent=what[0]))
-            )
+            self.messages.append(asyncio.create_task(self.orchestrator.ask(text, urgent=what[0])))
         elif kind == "beat":
             name, number = what
             self.summaries[name] = f"at {number}"

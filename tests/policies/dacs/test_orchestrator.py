@@ -156,7 +156,7 @@ def test_flat_modes_show_everybodys_focus_context(mode):
                 orchestrator,
                 request("ann", relevant_context="Boxes 7 and 8 are free."),
                 request("bob", LOW, question="Which stamp?"),
-                request("bob", HIGH, question="Which scale?"),
+                request("bob", MEDIUM, question="Which scale?"),
             )
             (prompt,) = model.prompts
             assert "Dan weighed 3 parcels.\nOpen request: none" in prompt
@@ -167,13 +167,13 @@ def test_flat_modes_show_everybodys_focus_context(mode):
                 model.release(call)
                 await settle()
             await asyncio.gather(*tasks)
-        (anchors,) = {one.anchors if mode != "soft" else () for one in model.requests}
-        assert anchors == ()
         for one, prompt in zip(model.requests, model.prompts, strict=True):
-            if mode == "soft":
-                (anchor,) = one.anchors
-                span = prompt[anchor.start : anchor.end]
-                assert anchor.message == 1 and span.startswith(f"## Agent {asking(prompt)}\nTask:")
+            if mode != "soft":
+                assert not one.anchors
+                continue
+            (anchor,) = one.anchors
+            span = prompt[anchor.start : anchor.end]
+            assert anchor.message == 1 and span.startswith(f"## Agent {asking(prompt)}\nTask:")
         (mode_logged,) = {event["mode"] for event in events(orchestrator, "CONTEXT_BUILT")}
         assert mode_logged == mode.upper()
 
@@ -301,7 +301,6 @@ def test_high_first_then_medium_then_low_first_in_first_out():
                 await settle()
                 model.release(call)
             await asyncio.gather(*tasks)
-        order = [re.search(r"\]: (\d)(?=\n|$)", prompt)[1] for prompt in model.prompts]
         order = [re.findall(r"Open request \[\w+\]: (\d)", prompt)[0] for prompt in model.prompts]
         assert order == ["0", "3", "6", "2", "5", "1", "4"]
         assert not events(orchestrator, "INTERRUPT")
@@ -581,7 +580,9 @@ def test_a_failed_request_keeps_its_place_but_lets_urgent_ones_go_first():
     run(test)
 
 
-@pytest.mark.parametrize("odd", ["not an Answer", asyncio.CancelledError()])
+@pytest.mark.parametrize(
+    "odd", ["not an Answer", Answer(None), Answer("\ud800"), asyncio.CancelledError()]
+)
 def test_what_is_no_answer_is_a_failure(odd):
     async def test():
         async def model(request):
@@ -591,7 +592,8 @@ def test_what_is_no_answer_is_a_failure(odd):
 
         async with orchestrated(model) as orchestrator:
             response = await orchestrator.steer(request("ann"))
-        assert re.match(r"TypeError: .* Answer|RuntimeError: .* cancelled", response.abandoned)
+        reasons = r"TypeError: .*expected an? (Answer|str)|.* half a surrogate|.* cancelled"
+        assert re.match(reasons, response.abandoned)
 
     run(test)
 

@@ -1,12 +1,19 @@
 """The experiment on DACS: scripted agents, every arm, counted by hand."""
 
 import asyncio
+import json
+import random
+import re
+from dataclasses import replace
 
 import pytest
 
 from radar_core.discussion.model import Answer
-from radar_core.evaluation.dacs import MODES, Dacs, summarise
+from radar_core.evaluation.command import Arguments
+from radar_core.evaluation.dacs import MODES, Dacs, build, play, summarise
 from radar_core.evaluation.scenarios import SCENARIOS, Scenario, ScriptedAgent, Step
+from radar_core.methods import AttentionBias
+from radar_core.policies.dacs import Orchestrator
 
 
 class Words:
@@ -104,15 +111,86 @@ def test_unfair_scenarios_are_refused(step, words):
         Scenario("x", "", (ScriptedAgent("baker", "Bake.", (step,)), TWO.agents[1]))
 
 
-def test_the_real_model_steers_its_focus():
-    from radar_core.discussion.steered_model import SteeredModel
-    from radar_core.embedded import load_model, load_tokenizer
-    from radar_core.methods import AttentionBias
+def test_trials_differ_in_the_order_of_asking_and_a_seed_gives_the_same_again():
+    def asked(seed, trial):
+        seen = []
 
-    tokenizer = load_tokenizer()
-    method = AttentionBias(2.0, queries="generated")
-    model = SteeredModel(load_model(), tokenizer, method)
-    made = Dacs(model, tokenizer, (TWO,), ("soft",), max_new_tokens=4, method=method)
+        async def model(request):
+            seen.append(request.messages[1]["content"].splitlines()[0])
+            return Answer("none")
+
+        made = Dacs(model, Words(), (SCENARIOS["festival_n10"],), ("focus",), trials=2, seed=seed)
+        made.measure(made.items()[trial][1])
+        return seen
+
+    assert asked(0, 0) == asked(0, 0)
+    assert len({tuple(asked(seed, trial)) for seed in (0, 1) for trial in (0, 1)}) == 4
+
+
+def test_urgent_ones_are_answered_first_and_nobody_is_interrupted():
+    async def play_all():
+        async def model(request):
+            await asyncio.sleep(0)
+            return Answer("none")
+
+        made = Orchestrator(model, Words(), budget=4000)
+        await play(SCENARIOS["festival_n10"], made, random.Random(0))
+        return made.log.events
+
+    events = asyncio.run(play_all())
+    urgency = {e["request_id"]: e["urgency"] for e in events if e["event"] == "STEERING_REQUEST"}
+    order = [urgency[e["request_id"]] for e in events if e["event"] == "STEERING_RESPONSE"]
+    assert order == ["HIGH"] * 3 + ["MEDIUM"] * 6 + ["LOW"]
+    assert not any(event["event"] == "INTERRUPT" for event in events)
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_a_model_that_knows_the_focus_context_decides_every_scenario(name):
+    """Every answer is in the context in focus, and the other lines do not give theirs away."""
+
+    async def reads_the_focus(request):
+        return Answer(re.search(r"Recent output:\n(.*)", request.messages[1]["content"])[1])
+
+    made = Dacs(reads_the_focus, Words(), (SCENARIOS[name],), ("focus",))
     (row,) = made.measure(made.items()[0][1])
-    assert row["decisions"] == 2 and all(answer["response"] for answer in row["answers"])
-    assert asyncio.iscoroutinefunction(repeats)
+    assert (row["accuracy"], row["contamination_by_keywords"]) == (1, 0)
+    assert row["decisions"] == sum(map(len, SCENARIOS[name].decisions.values()))
+
+
+def test_plots_draw():
+    from matplotlib.figure import Figure
+
+    made = experiment()
+    rows = [{"item": name} | row for name, item in made.items() for row in made.measure(item)]
+    for plot in made.summarise(rows).plots:
+        axes = Figure().add_subplot()
+        plot.draw(axes)
+        assert len(axes.get_legend().get_texts()) == len(MODES)
+
+
+def arguments(smollm2, **options):
+    return Arguments(*smollm2, "smollm2", None, limit=1, options=options)
+
+
+def test_it_is_built_from_the_command_lines_arguments(smollm2):
+    made = build(arguments(smollm2, arms="focus,soft", trials="2", bias="1.5"))
+    assert [name for name, _ in made.items()] == ["museum_n3/0", "museum_n3/1"]
+    assert made.arms == ["focus", "soft"]
+    assert made.method == AttentionBias(1.5, layers=tuple(range(20, 30)), queries="generated")
+    json.dumps(made.settings)
+    with pytest.raises(ValueError, match="no 'wide'"):
+        build(arguments(smollm2, arms="wide"))
+    with pytest.raises(ValueError, match="no option colour"):
+        build(arguments(smollm2, colour="red"))
+
+
+def test_the_real_model_is_steered_towards_the_focus(smollm2):
+    """The soft arm reads what the flat one reads, and steering strongly it answers otherwise."""
+    made = build(arguments(smollm2, arms="flat,soft", max_new_tokens="4", bias="30"))
+    made = replace(made, scenarios=(TWO,))
+    flat, soft = made.measure(made.items()[0][1])
+    # The second context shows what the first answer was.
+    assert flat["context_tokens"] == pytest.approx(soft["context_tokens"], abs=4)
+    answers = [[answer["response"] for answer in row["answers"]] for row in (flat, soft)]
+    assert len(answers[0]) == len(answers[1]) == 2 and all(answers[0])
+    assert answers[0] != answers[1]

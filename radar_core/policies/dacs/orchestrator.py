@@ -34,7 +34,7 @@ from typing import Any, Self
 from radar_core.anchors import Anchor
 from radar_core.discussion.model import Answer, Model, Request
 from radar_core.methods import Method
-from radar_core.policies.dacs.context import BuiltContext, ContextBuilder, Mode
+from radar_core.policies.dacs.context import MODES, BuiltContext, ContextBuilder, Mode
 from radar_core.policies.dacs.log import EventLog
 from radar_core.policies.dacs.queue import SteeringQueue, Ticket
 from radar_core.policies.dacs.registry import Registry, RegistryEntry, Status, Urgency
@@ -45,6 +45,7 @@ from radar_core.policies.dacs.requests import (
     SteeringResponse,
 )
 from radar_core.policies.dacs.tokens import TokenCounter, Tokenizer
+from radar_core.transcript import check_unicode
 
 __all__ = ["DEFAULT_PATH", "FollowUp", "Orchestrator", "State"]
 
@@ -124,6 +125,8 @@ class Orchestrator:
                 raise ValueError(f"{name} is {value!r}; expected a whole number of at least 1")
         if not max_seconds > 0:
             raise ValueError(f"max_seconds is {max_seconds!r}; expected a time above 0")
+        if mode not in MODES:
+            raise ValueError(f"mode is {mode!r}; expected one of {', '.join(map(repr, MODES))}")
         if method is not None and mode != "soft":
             raise ValueError(f'method is for mode="soft", which steers; the mode is {mode!r}')
         self.builder = ContextBuilder(tokenizer, budget, history)
@@ -521,6 +524,9 @@ class Orchestrator:
         answer = await self._model(Request(messages, **self._settings, **steered))
         if not isinstance(answer, Answer):
             raise TypeError(f"the model returned a {type(answer).__name__}; expected an Answer")
+        if not isinstance(answer.text, str):
+            raise TypeError(f"the model's answer has the text {answer.text!r}; expected a str")
+        check_unicode("the model's answer", answer.text)  # it is part of later prompts
         self.log.write(
             "LLM_CALL",
             **about,

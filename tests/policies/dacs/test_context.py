@@ -26,7 +26,8 @@ TOKENIZERS = [Words(), Characters(), Parity(), EstimatedTokenizer(4)]
 
 WORDS = ["red", "box", "mail", "40", "street,", "is;", "über", "🙂"]
 words = st.lists(st.sampled_from(WORDS), max_size=40)
-texts = words.map(" ".join)
+odd = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Zl", "Zp"]), max_size=80)
+texts = words.map(" ".join) | odd.map(lambda text: " ".join(text.split()))
 spoken = texts.map(lambda text: f"Which {text}?")
 exchanges = st.builds(Exchange, spoken, st.sampled_from(Urgency), texts)
 
@@ -80,7 +81,7 @@ def own(contexts):
     return next(context for context in contexts if context.agent_id == "agent-0")
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=75)
 @given(teams(), tokenizers, spare, modes)
 def test_a_context_fits_and_is_the_same_again(team, tokenizer, spare, mode):
     entries, contexts = team
@@ -93,7 +94,7 @@ def test_a_context_fits_and_is_the_same_again(team, tokenizer, spare, mode):
     assert 0 <= start < end <= len(built.text)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 @given(teams(), tokenizers, spare, texts)
 def test_a_message_of_the_user_fits(team, tokenizer, spare, message):
     entries, _ = team
@@ -106,7 +107,7 @@ def test_a_message_of_the_user_fits(team, tokenizer, spare, message):
         assert built.text.endswith(f"Hello {message}".strip())
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=75)
 @given(teams(), st.sampled_from([Words(), Characters(), EstimatedTokenizer(4)]), spare)
 def test_the_focus_context_is_never_cut_while_it_fits(team, tokenizer, spare):
     entries, contexts = team
@@ -122,7 +123,7 @@ def test_the_focus_context_is_never_cut_while_it_fits(team, tokenizer, spare):
         assert built.text == shown
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(teams(), tokenizers, spare)
 def test_protected_lines_are_kept_longest(team, tokenizer, spare):
     entries, contexts = team
@@ -301,7 +302,7 @@ def test_the_flat_text_names_who_asks_at_the_top_and_the_fair_one_repeats_the_re
     assert (soft.text, soft.focus) == (flat.text, flat.focus)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 @given(teams(), spare, st.sampled_from(["flat", "fair_flat", "soft"]))
 def test_a_flat_focus_span_is_the_agents_own_block(team, spare, mode):
     entries, contexts = team

@@ -5,12 +5,13 @@ import json
 import pytest
 
 from radar_core.policies.dacs.log import EventLog
-from radar_core.policies.dacs.metrics import Decision, grade, measure, percentile_95
-from radar_core.policies.dacs.size_model import (
-    efficiency_ratio,
-    flat_size,
-    focus_size,
-    registry_size,
+from radar_core.policies.dacs.metrics import (
+    Decision,
+    grade,
+    measure,
+    percentile_95,
+    user_latencies,
+    user_waits,
 )
 
 
@@ -49,14 +50,34 @@ def test_metrics_counted_by_hand():
     assert measure([], decisions).accuracy is None
 
 
-def test_the_published_size_model():
-    assert registry_size(4, 25) == 100
-    # The published sizes lie on a line, of 36.4 tokens an agent (not the 25.5 that are published).
-    for agents, measured in ((3, 561), (5, 633), (10, 816)):
-        assert focus_size(agents, 488, 36.4) == pytest.approx(measured, abs=1)
-    assert flat_size(10, 500) == 5000
-    assert efficiency_ratio(10, 500, 25) == pytest.approx(10 * 500 / (500 + 10 * 25))
-    ratios = [efficiency_ratio(n, 500, 25) for n in (1, 10, 100, 10**6)]
-    assert ratios == sorted(ratios) and ratios[-1] == pytest.approx(500 / 25, rel=1e-3)
-    with pytest.raises(ValueError, match="agents is 0"):
-        focus_size(0, 1, 1)
+def test_requests_are_graded_in_the_order_in_which_they_were_asked():
+    """An urgent second question that was answered first is still the second decision point."""
+    log = EventLog()
+    for request_id in ("first", "second"):
+        log.write("STEERING_REQUEST", agent_id="oven", request_id=request_id)
+    for request_id, text in (("second", "middle"), ("first", "200")):
+        log.write("STEERING_RESPONSE", agent_id="oven", request_id=request_id, text=text)
+    decisions = {"oven": (Decision("Heat?", ("200",)), Decision("Rack?", ("middle",)))}
+    assert [item.correct for item in grade(log.events, decisions)] == [True, True]
+
+
+def test_requests_without_an_answer_are_left_out():
+    log = EventLog()
+    log.write("STEERING_REQUEST", agent_id="oven", request_id="first")
+    assert grade(log.events, {"oven": (Decision("Heat?", ("200",)),)}) == []
+
+
+def test_the_users_latency_is_the_time_in_state_and_the_wait_all_of_it():
+    moments = [
+        ("USER_MESSAGE", 1.0, dict(message_id="user-1")),
+        ("TRANSITION", 3.0, dict(to="USER")),
+        ("USER_RESPONSE", 3.5, dict(message_id="user-1")),
+        ("TRANSITION", 3.5, dict(to="REGISTRY")),
+        ("TRANSITION", 5.0, dict(to="FOCUS")),
+        ("USER_MESSAGE", 6.0, dict(message_id="user-2")),
+    ]
+    events = [dict(event=kind, seconds=seconds, **more) for kind, seconds, more in moments]
+    assert user_latencies(events) == [500]
+    assert user_waits(events) == [2500]
+    found = measure(events, {})
+    assert (found.user_latency_ms, found.user_wait_ms, found.decisions) == (500, 2500, 0)

@@ -1,26 +1,39 @@
-"""The orchestrator with a scripted model: order, interrupts, users, failures, and nothing lost."""
+"""Sessions, interrupts, messages of the user, failures: nothing is lost, and in the right order."""
+
+from __future__ import annotations
 
 import asyncio
-import random
+import re
+import warnings
 
 import pytest
 
 from radar_core.discussion.model import Answer
-from radar_core.policies.dacs.orchestrator import DEFAULT_PATH, Orchestrator, State
-from radar_core.policies.dacs.queue import SteeringQueue
-from radar_core.policies.dacs.registry import Urgency
-from radar_core.policies.dacs.requests import SteeringRequest
+from radar_core.policies.dacs import (
+    EventLog,
+    Orchestrator,
+    State,
+    Status,
+    SteeringRequest,
+    Urgency,
+    read_events,
+)
+from radar_core.policies.dacs.orchestrator import DEFAULT_PATH
+from tests.policies.dacs.support import Held, Scripted, Words, asking, settle
 
 LOW, MEDIUM, HIGH = Urgency.LOW, Urgency.MEDIUM, Urgency.HIGH
+TEAM = ("ann", "bob", "cid", "dan")
 
 
-class Words:
-    def encode(self, text):
-        return text.split()
+def orchestrated(model, **options):
+    orchestrator = Orchestrator(model, Words(), **{"budget": 4000} | options)
+    for name in TEAM:
+        orchestrator.register(name, f"Sort the mail of {name}")
+    return orchestrator
 
 
-class Gated:
-    """A model whose calls wait until they are let through, and which keeps what it was asked."""
+def request(name, urgency=MEDIUM, question="Which box?", **fields):
+    return SteeringRequest(name, question, urgency=urgency, **fields)
 
 
 def events(orchestrator, *kinds):
@@ -520,71 +533,43 @@ class Failing(Scripted):
 
     async def __call__(self, request):
         self.requests.append(request)
-        self.running += 1
-        self.most = max(self.most, self.running)
-        try:
-            await self.open.wait()
-            if self.failures:
-                self.failures -= 1
-                raise OSError("the line is down")
-        finally:
-            self.running -= 1
-        return Answer(f"answer {len(self.requests)}", 7, 2)
+        if len(self.requests) <= self.times:
+            raise self.error
+        return Answer("Do it.")
 
 
-def orchestrator(model, *agents, **settings):
-    made = Orchestrator(model, Words(), budget=2000, **settings)
-    for agent in agents:
-        made.register(agent, f"the task of {agent}")
-    return made
+def test_a_failed_call_is_tried_again_and_nothing_is_lost():
+    async def test():
+        async with orchestrated(Failing(2)) as orchestrator:
+            tasks = await started(orchestrator, request("ann"), request("bob"))
+            assert [(await task).text for task in tasks] == ["Do it."] * 2
+        attempts = events(orchestrator, "CALL_FAILED")
+        assert [(e["agent_id"], e["attempt"]) for e in attempts] == [("ann", 1), ("ann", 2)]
+        assert attempts[0]["error"] == "ConnectionError: no route"
+
+    run(test)
 
 
-def kinds(made, *names):
-    return [e for e in made.log.events if e["event"] in names]
+def test_a_request_that_fails_too_often_is_abandoned_with_the_error():
+    async def test():
+        async with orchestrated(Failing(3)) as orchestrator:
+            tasks = await started(orchestrator, request("ann"), request("bob"))
+            first, second = [await task for task in tasks]
+        assert (first.text, first.turns) == (DEFAULT_PATH, 0)
+        assert first.abandoned == "ConnectionError: no route"
+        assert (second.text, second.abandoned) == ("Do it.", None)
+        assert orchestrator.registry.entry("ann").status is Status.RUNNING
+
+    run(test)
 
 
-async def settle():
-    for _ in range(20):
-        await asyncio.sleep(0)
-
-
-def test_high_goes_first_and_each_level_is_first_in_first_out():
-    async def run():
-        model = Gated()
-        model.open.set()
-        made = orchestrator(model, *"abcdefg")
-        levels = [LOW, MEDIUM, HIGH, MEDIUM, HIGH, LOW, MEDIUM]
-        async with made:
-            await asyncio.gather(
-                *(
-                    made.steer(SteeringRequest(name, f"{name}?", urgency=level))
-                    for name, level in zip("abcdefg", levels, strict=True)
-                )
-            )
-        return [event["agent_id"] for event in kinds(made, "STEERING_RESPONSE")], model.most
-
-    order, most = asyncio.run(run())
-    assert order == list("cebdgaf") and most == 1
-
-
-def test_the_queue_serves_low_items_in_batches():
-    queue = SteeringQueue()
-    for name, level in (("l1", LOW), ("l2", LOW)):
-        queue.put(name, level)
-    assert queue.take().item == "l1"
-    queue.put("m", MEDIUM)
-    queue.put("h", HIGH)
-    queue.put("l3", LOW)
-    assert [queue.take().item for _ in range(4)] == ["h", "l2", "m", "l3"]
-    assert queue.take() is None
-
-
-def test_an_interrupted_session_is_saved_and_gone_on_with():
-    async def run():
-        model = Gated()
-        made = orchestrator(model, "slow", "urgent")
-        async with made:
-            first = asyncio.create_task(made.steer(SteeringRequest("slow", "Which way?")))
+def test_a_failed_request_keeps_its_place_but_lets_urgent_ones_go_first():
+    async def test():
+        model = Held()
+        async with orchestrated(model) as orchestrator:
+            tasks = await started(orchestrator, request("ann"), request("bob"))
+            model.calls[0].set_exception(OSError("gone"))
+            tasks.append(asyncio.create_task(orchestrator.steer(request("cid", HIGH))))
             await settle()
             for call in (1, 2, 3):
                 model.release(call)
@@ -646,149 +631,161 @@ def test_a_cancelled_wait_withdraws_the_request(who):
             tasks = await started(orchestrator, request("ann"), request("bob"))
             tasks[who].cancel()
             await settle()
-            assert made.agent_in_focus == "urgent"
-            model.open.set()
-            answers = await asyncio.gather(first, second)
-        return made, model, answers
+            assert tasks[who].cancelled()
+            assert orchestrator.registry.entry(TEAM[who]).status is Status.RUNNING
+            if who == 0:
+                assert model.calls[0].cancelled()
+                assert orchestrator.agent_in_focus == "bob"
+            model.release(1 - who)
+            await tasks[1 - who]
+        assert len(model.calls) == 2 - who
+        assert [e["reason"] for e in events(orchestrator, "STEERING_ABANDONED")] == ["withdrawn"]
 
-    made, model, answers = asyncio.run(run())
-    assert len(model.requests) == 2, "the call under way is taken up again, not made twice"
-    assert [a.abandoned for a in answers] == [None, None]
-    order = [e["event"] for e in kinds(made, "INTERRUPT", "RESUME", "STEERING_RESPONSE")]
-    assert order == ["INTERRUPT", "STEERING_RESPONSE", "RESUME", "STEERING_RESPONSE"]
-    (interrupt,) = kinds(made, "INTERRUPT")
-    assert (interrupt["agent_id"], interrupt["by"]) == ("slow", "urgent")
+    run(test)
 
 
-def test_messages_of_the_user_wait_for_the_session_or_interrupt_it_if_urgent():
-    async def run(urgent):
-        model = Gated()
-        made = orchestrator(model, "a")
-        async with made:
-            steering = asyncio.create_task(made.steer(SteeringRequest("a", "Which?")))
+def test_an_interrupted_session_can_be_withdrawn():
+    async def test():
+        model = Held()
+        async with orchestrated(model) as orchestrator:
+            (first,) = await started(orchestrator, request("ann"))
+            (urgent,) = await started(orchestrator, request("bob", HIGH))
+            first.cancel()
             await settle()
-            asking = asyncio.create_task(made.ask("How far are you?", urgent=urgent))
-            await settle()
-            state = made.state
-            model.open.set()
-            text = await asking
-            await steering
-        return state, text, model.requests, kinds(made, "USER_RESPONSE", "STEERING_RESPONSE")
+            assert model.calls[0].cancelled()
+            model.release(1)
+            await urgent
+        assert not events(orchestrator, "RESUME")
 
-    state, text, requests, order = asyncio.run(run(False))
-    assert state is State.FOCUS and text
-    assert [e["event"] for e in order] == ["STEERING_RESPONSE", "USER_RESPONSE"]
-    asked = requests[1].messages[1]["content"]
-    assert "the task of a" in asked and "Which?" not in asked, "answered from the registry alone"
-    state, text, _, order = asyncio.run(run(True))
-    assert state is State.USER
-    assert [e["event"] for e in order] == ["USER_RESPONSE", "STEERING_RESPONSE"]
+    run(test)
 
 
-def test_a_failed_call_is_tried_again_and_then_given_up_with_its_error():
-    async def run(failures):
-        model = Gated(failures)
-        model.open.set()
-        made = orchestrator(model, "a", attempts=3)
-        async with made:
-            response = await made.steer(SteeringRequest("a", "Which?"))
-            after = await made.steer(SteeringRequest("a", "And then?"))
-        return response, after, len(kinds(made, "CALL_FAILED"))
-
-    response, _, failed = asyncio.run(run(2))
-    assert response.abandoned is None and failed == 2
-    response, after, failed = asyncio.run(run(3))
-    assert response.text == DEFAULT_PATH and "OSError: the line is down" in response.abandoned
-    assert failed == 3 and after.abandoned is None
-
-
-def test_time_and_turns_are_limited():
-    async def run_out_of_time():
-        made = orchestrator(Gated(), "a", max_seconds=0.05)
-        async with made:
-            return await made.steer(SteeringRequest("a", "Which?"))
-
-    response = asyncio.run(run_out_of_time())
-    assert (response.text, response.abandoned) == (DEFAULT_PATH, "time")
-
-    async def follow(most):
-        model = Gated()
-        model.open.set()
-        asked = []
-
-        async def again(answer):
-            asked.append(answer.text)
-            return "And now?" if len(asked) < most else None
-
-        made = orchestrator(model, "a", max_turns=3)
-        async with made:
-            return await made.steer(SteeringRequest("a", "Which?"), again), model.requests
-
-    response, requests = asyncio.run(follow(3))
-    assert (response.abandoned, response.turns) == (None, 3)
-    assert "And now?" in requests[-1].messages[1]["content"]
-    assert "Told: answer 1" in requests[-1].messages[1]["content"]
-    response, _ = asyncio.run(follow(99))
-    assert response.abandoned == "turns"
-
-
-def test_leaving_by_an_exception_leaves_nobody_waiting():
-    async def run():
-        made = orchestrator(Gated(), "a")
-        waiting = None
-        with pytest.raises(KeyError):
-            async with made:
-                waiting = asyncio.create_task(made.steer(SteeringRequest("a", "Which?")))
-                await settle()
-                raise KeyError("gone")
-        response = await asyncio.wait_for(waiting, 1)
-        with pytest.raises(RuntimeError, match="does not run"):
-            await made.ask("Anybody there?")
-        return response, kinds(made, "RUN_END")
-
-    response, ended = asyncio.run(run())
-    assert (response.text, response.abandoned) == (DEFAULT_PATH, "closed")
-    assert "KeyError" in ended[0]["reason"]
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_any_interleaving_answers_everybody_within_the_budget(seed):
-    draw = random.Random(seed)
-
-    async def model(request):
-        for _ in range(draw.randrange(6)):
+def test_leaving_answers_what_still_waits():
+    async def test():
+        async with orchestrated(Scripted()) as orchestrator:
+            tasks = [asyncio.create_task(orchestrator.steer(request(name))) for name in TEAM]
+            message = asyncio.create_task(orchestrator.ask("How is it going?"))
             await asyncio.sleep(0)
-        if draw.random() < 0.2:
-            raise OSError("busy")
-        return Answer("x", 1, 1)
+        assert [(await task).text for task in tasks] == ["Do it."] * 4
+        assert await message == "Do it."
+        assert events(orchestrator, "RUN_END")[0]["reason"] == "done"
 
-    async def run():
-        made = orchestrator(model, *"abcd", attempts=50, max_turns=9)
-        expected = []
+    run(test)
 
-        async def act(name):
-            for number in range(4):
-                for _ in range(draw.randrange(8)):
-                    await asyncio.sleep(0)
-                level = draw.choice(list(Urgency))
-                asked = made.steer(SteeringRequest(name, f"{number}?", urgency=level))
-                expected.append((await asked).abandoned)
 
-        async def user():
-            for number in range(3):
-                await asyncio.sleep(0)
-                assert await made.ask(f"message {number}", urgent=draw.random() < 0.5) == "x"
+def test_leaving_through_an_error_lets_nobody_wait():
+    async def test():
+        model = Held()
+        with pytest.raises(KeyError):
+            async with orchestrated(model) as orchestrator:
+                tasks = await started(orchestrator, request("ann"), request("bob"))
+                message = asyncio.create_task(orchestrator.ask("How is it going?"))
+                await settle()
+                raise KeyError("boom")
+        assert [(await task).abandoned for task in tasks] == ["closed"] * 2
+        with pytest.raises(RuntimeError, match="closed before it answered"):
+            await message
+        assert model.calls[0].cancelled()
+        assert events(orchestrator, "RUN_END")[0]["reason"] == "KeyError: 'boom'"
 
-        async with made:
-            await asyncio.gather(*map(act, "abcd"), user())
-        return made, expected
+    run(test)
 
-    made, expected = asyncio.run(run())
-    assert expected == [None] * 16
-    assert len(kinds(made, "USER_RESPONSE")) == 3
-    assert all(e["token_count"] <= 2000 for e in kinds(made, "CONTEXT_BUILT"))
-    focus = None
-    for event in kinds(made, "TRANSITION"):  # at most one in focus, entered and left in turn
-        assert event["from_agent"] == focus
-        focus = event["agent_id"]
-    assert not made.registry.entry("a").pending
+
+def test_cancelling_the_whole_run_ends_it():
+    async def test():
+        model = Held()
+        orchestrator = orchestrated(model)
+
+        async def whole():
+            async with orchestrator:
+                await orchestrator.steer(request("ann"))
+
+        task = asyncio.create_task(whole())
+        await settle()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await settle()
+        assert model.calls[0].cancelled()
+        assert events(orchestrator, "RUN_END")[0]["reason"].startswith("CancelledError")
+
+    run(test)
+
+
+def test_a_fault_of_its_own_reaches_whoever_waits(monkeypatch):
+    async def test():
+        with pytest.raises(ZeroDivisionError):
+            async with orchestrated(Held()) as orchestrator:
+                monkeypatch.setattr(orchestrator.builder, "build", lambda *_: 1 // 0)
+                tasks = await started(orchestrator, request("ann"), request("bob"))
+                for task in tasks:
+                    with pytest.raises(ZeroDivisionError):
+                        await task
+                with pytest.raises(RuntimeError, match="does not run"):
+                    await orchestrator.steer(request("cid"))
+
+    run(test)
+
+
+def test_it_runs_inside_async_with_and_once():
+    async def test():
+        orchestrator = orchestrated(Scripted())
+        with pytest.raises(RuntimeError, match="async with"):
+            await orchestrator.steer(request("ann"))
+        with pytest.raises(RuntimeError, match="async with"):
+            await orchestrator.ask("How?")
+        async with orchestrator:
+            pass
+        with pytest.raises(RuntimeError, match="runs once"):
+            async with orchestrator:
+                pass
+
+    run(test)
+
+
+def test_faulty_requests_are_refused_and_leave_no_trace():
+    async def test():
+        async with orchestrated(Held()) as orchestrator:
+            with pytest.raises(ValueError, match="registered are"):
+                await orchestrator.steer(request("eve"))
+            orchestrator.heartbeat("ann", status=Status.COMPLETE)
+            with pytest.raises(ValueError, match="has ended"):
+                await orchestrator.steer(request("ann"))
+            (task,) = await started(orchestrator, one := request("bob"))
+            with pytest.raises(ValueError, match="waiting already"):
+                await orchestrator.steer(one)
+            with pytest.raises(ValueError, match="expected a text"):
+                await orchestrator.ask(" ")
+            task.cancel()
+        assert len(events(orchestrator, "STEERING_REQUEST")) == 1
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        (dict(budget=3), "budget"),
+        (dict(max_turns=0), "max_turns"),
+        (dict(attempts=0), "attempts"),
+        (dict(max_new_tokens=0), "max_new_tokens"),
+        (dict(max_seconds=0), "max_seconds"),
+        (dict(mode="wide"), "'wide'"),
+    ],
+)
+def test_faulty_options_are_refused_at_construction(option, message):
+    with pytest.raises(ValueError, match=message):
+        orchestrated(Scripted(), **option)
+
+
+def test_the_log_on_disk_tells_the_run(tmp_path):
+    async def test():
+        with EventLog(tmp_path / "run.jsonl") as log:
+            async with orchestrated(Scripted(), log=log) as orchestrator:
+                await orchestrator.steer(request("ann"))
+                written = read_events(tmp_path / "run.jsonl")
+                assert written[-1]["event"] != "RUN_END"
+                assert any(event["event"] == "STEERING_RESPONSE" for event in written)
+        assert read_events(tmp_path / "run.jsonl")[-1]["event"] == "RUN_END"
+
+    run(test)

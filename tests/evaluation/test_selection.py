@@ -45,7 +45,9 @@ class Scripted:
         return np.array(found, dtype=np.float32)
 
 
-RIGHT = Scripted({"Ann Lee founded Acme.": 0.93, "Ann Lee was born in Oslo.": 0.72})
+RIGHT = Scripted(
+    {"Ann Lee founded Acme.": 0.93, "Ann Lee was born in Oslo.": 0.72, "It snows there.": 0.5}
+)
 HALF = Scripted({"Ann Lee founded Acme.": 0.9, "It snows there.": 0.8})
 WRONG = Scripted({"Ann Lee founded Acme.": 0.0, "Ann Lee was born in Oslo.": 0.0})
 
@@ -96,8 +98,19 @@ def test_decays_follow_the_schedule():
     second = 0.72 * 0.5 ** (hops["Ann Lee"] - 1) * 0.8 ** (4 - rounds[1] - 1)
     for row in of(rows, kind="threshold"):
         assert row["recall"] == ((first >= row["value"]) + (second >= row["value"])) / 2
-    undecayed = of(rows, kind="spatial_decay", value=1.0)[0]
-    assert undecayed["auc"] >= of(rows, kind="spatial_decay", value=0.6)[0]["auc"]
+
+
+@pytest.mark.parametrize("kind", ["spatial_decay", "temporal_decay"])
+def test_each_decay_is_varied_alone(kind):
+    questions = [question(number) for number in range(8)]
+    rows, _ = measured({"right": RIGHT}, questions)
+    by_value = {}
+    for value in DECAYS:
+        other, _ = measured({"right": RIGHT}, questions, **{kind: value})
+        expected = [row["auc"] for row in of(other, kind="ranking", decays="on")]
+        by_value[value] = [row["auc"] for row in of(rows, kind=kind, value=value)]
+        assert by_value[value] == expected
+    assert by_value[0.6] != by_value[1.0]
 
 
 def test_a_schedule_is_drawn_again_alike_and_differs_between_questions():
@@ -129,14 +142,15 @@ def test_a_question_without_both_kinds_of_sentences_is_refused(supporting):
 
 def test_the_summary_says_what_the_rows_say():
     questions = [question(number) for number in range(6)]
-    rows, experiment = measured({"half": HALF, "right": RIGHT}, questions)
+    rows, experiment = measured({"half": HALF, "right": RIGHT, "wrong": WRONG}, questions)
     summary = experiment.summarise(rows)
     ranking, thresholds, decays = summary.tables
     cells = {(row[0], row[1]): row for row in ranking.rows}
     assert cells["right", "off"][2] == 1 and cells["half", "off"][2] == 0.7
     assert cells["half", "off"][-1] is None  # what the others are compared with
-    assert cells["right", "off"][-2] == round(cells["right", "off"][4] - cells["half", "off"][4], 3)
-    assert len(thresholds.rows) == 2 * len(THRESHOLDS) and len(decays.rows) == 4 * len(DECAYS)
+    assert cells["wrong", "off"][4] == 0 and cells["half", "off"][4] == 1
+    assert cells["wrong", "off"][-2] == -1 and cells["wrong", "off"][-1] < 0.05
+    assert len(thresholds.rows) == 3 * len(THRESHOLDS) and len(decays.rows) == 6 * len(DECAYS)
     assert [plot.name for plot in summary.plots] == [
         "hotpotqa-threshold",
         "hotpotqa-spatial-decay",

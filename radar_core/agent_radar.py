@@ -25,12 +25,12 @@ from radar_core.relevance.segmentation import sentence_spans
 from radar_core.relevance.selector import Reading, Selector
 from radar_core.topology import Topology
 from radar_core.transcript import LAST_ROUND, Message, Transcript, check_unicode
+from radar_core.writing import write_chat, write_history
 
 __all__ = ["AgentRadar", "Chosen", "Prompt"]
 
 DEFAULT_THRESHOLD = 0.65
 _NEAREST = 5
-_OPENING = "The conversation so far:\n\n"
 _ROUNDING = 1e-5
 
 
@@ -429,17 +429,11 @@ class _Places(Sequence[Anchor]):
 def _lay_out(
     visible: list[tuple[int, Message]], receiver: str, query: str, system: str | None
 ) -> _Layout:
-    content = _OPENING if visible else ""
-    begins: dict[int, int] = {}
-    for index, message in visible:
-        you = " (you)" if message.sender == receiver else ""
-        content += f"[{message.sender}{you}, round {message.round}]\n"
-        begins[index] = len(content)
-        content += f"{message.text}\n\n" if message.text.strip() else "\n"
-    content += f"Your task, {receiver}:\n"
-    messages = [] if system is None else [{"role": "system", "content": system}]
-    place = Anchor(len(messages), len(content), len(content) + len(query))
-    messages.append({"role": "user", "content": content + query})
+    history, begins = write_history(visible, receiver)
+    messages = write_chat(history, receiver, query, system)
+    last = len(messages) - 1
+    length = len(messages[last]["content"])
+    place = Anchor(last, length - len(query), length)
     return _Layout(messages, begins, place)
 
 

@@ -18,8 +18,10 @@ import typer
 from radar_core.evaluation.command import app as evaluation
 from radar_core.terminal import (
     Debug,
+    Device,
     DType,
     Json,
+    Weights,
     chosen_device,
     chosen_dtype,
     new_console,
@@ -211,16 +213,8 @@ def demo(
             show_default="the embedded SmolLM2-135M-Instruct",
         ),
     ] = None,
-    device: Annotated[
-        str, typer.Option(metavar="DEVICE", help="Any torch device, such as cpu or cuda.")
-    ] = "cpu",
-    dtype: Annotated[
-        DType,
-        typer.Option(
-            metavar="DTYPE",
-            help="Of the weights: float32, bfloat16, or auto, what is faster on the device.",
-        ),
-    ] = DType.auto,
+    device: Device = "cpu",
+    dtype: Weights = DType.auto,
     seed: Annotated[
         int | None,
         typer.Option(

@@ -9,7 +9,7 @@ from radar_core.methods import TargetMass
 from radar_core.relevance import Attention, Combined, Dense
 from radar_core.topology import Topology
 
-__all__ = ["recommended_method", "recommended_radar"]
+__all__ = ["recommended_method", "recommended_radar", "recommended_selector"]
 
 TARGET_MASS = 0.2
 TOP_K = 5
@@ -32,6 +32,19 @@ def recommended_method(model: Any) -> TargetMass:
     return TargetMass(TARGET_MASS, layers=tuple(range(layers - third, layers)), queries="generated")
 
 
+def recommended_selector(attention: Attention, dense: Dense) -> Combined:
+    """Combine the model's own attention and an encoder as it found most evidence: evenly.
+
+    Args:
+        attention: compares by the model's attention.
+        dense: compares by the encoder's cosines, with titles.
+
+    Returns:
+        The combination.
+    """
+    return Combined([(attention, 1.0), (dense, 1.0)])
+
+
 def recommended_radar(
     topology: Topology, model: Any, tokenizer: Any, encoder: Any = None
 ) -> AgentRadar:
@@ -47,5 +60,5 @@ def recommended_radar(
         The selector: the five best sentences by attention and titled cosines together, the decays
         of the paper, the query not anchored.
     """
-    selector = Combined([(Attention(model, tokenizer), 1.0), (Dense(encoder, title=True), 1.0)])
+    selector = recommended_selector(Attention(model, tokenizer), Dense(encoder, title=True))
     return AgentRadar(topology, selector=selector, top_k=TOP_K, anchor_query=False)

@@ -35,7 +35,7 @@ class Schedule:
     temporal: Topology
 
     def __post_init__(self) -> None:
-        _check_same_agents(self.spatial, self.temporal)
+        check_same_agents(self.spatial, self.temporal)
         self.spatial.order()
 
     @property
@@ -72,7 +72,7 @@ class Schedule:
         Raises:
             ValueError: if the two do not have the same agents in the same order.
         """
-        _check_same_agents(spatial, temporal)
+        check_same_agents(spatial, temporal)
         within = spatial.acyclic()
         across = [(a, b) for a, b in temporal.edges if within.hops(b, a) < 0]
         return cls(within, Topology(across, temporal.agents))
@@ -198,7 +198,8 @@ class Schedule:
         return cls.realise(spatial, Topology.complete(spatial.agents))
 
 
-def _check_same_agents(spatial: Topology, temporal: Topology) -> None:
+def check_same_agents(spatial: Topology, temporal: Topology) -> None:
+    """Raise ValueError unless both graphs have the same agents in the same order."""
     if spatial.agents != temporal.agents:
         raise ValueError(
             "spatial and temporal must have the same agents in the same order, got "

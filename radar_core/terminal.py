@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 __all__ = [
     "DType",
     "Debug",
+    "Device",
     "Json",
+    "Weights",
     "chosen_device",
     "chosen_dtype",
     "new_console",
@@ -43,6 +45,18 @@ class DType(StrEnum):
     auto = "auto"
     float32 = "float32"
     bfloat16 = "bfloat16"
+
+
+Device = Annotated[
+    str, typer.Option(metavar="DEVICE", help="Any torch device, such as cpu or cuda.")
+]
+Weights = Annotated[
+    DType,
+    typer.Option(
+        metavar="DTYPE",
+        help="Of the weights: float32, bfloat16, or auto, what is faster on the device.",
+    ),
+]
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
     import networkx
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["Topology"]
 
 Edge = tuple[str, str]
+Node = TypeVar("Node")
 
 
 class Topology:
@@ -124,16 +125,11 @@ class Topology:
         Returns:
             A topology of the same agents.
         """
-        edges: list[Edge] = []
-        reached = {agent: {agent} for agent in self.agents}
+        growing = GrowingGraph(self.agents)
         for a, b in itertools.product(self.agents, repeat=2):
-            if not self._graph.has_edge(a, b) or a in reached[b]:
-                continue
-            edges.append((a, b))
-            for behind in reached.values():
-                if a in behind:
-                    behind.update(reached[b])
-        return Topology(edges, self.agents)
+            if self._graph.has_edge(a, b) and not growing.closes_cycle(a, b):
+                growing.add(a, b)
+        return Topology(growing.edges, self.agents)
 
     def order(self) -> tuple[str, ...]:
         """Sort the agents so that each comes after all that send to it.
@@ -324,6 +320,29 @@ class Topology:
             return cls(edges, agents)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
+
+
+class GrowingGraph(Generic[Node]):
+    """A graph that edges are added to one by one, which knows who reaches whom.
+
+    Args:
+        nodes: all there are.
+    """
+
+    def __init__(self, nodes: Iterable[Node]) -> None:
+        self.edges: list[tuple[Node, Node]] = []
+        self._reached = {node: {node} for node in nodes}
+
+    def closes_cycle(self, a: Node, b: Node) -> bool:
+        """Tell whether an edge from a to b would close a cycle; one from a node to itself does."""
+        return a in self._reached[b]
+
+    def add(self, a: Node, b: Node) -> None:
+        """Add an edge from a to b."""
+        self.edges.append((a, b))
+        for reached in self._reached.values():
+            if a in reached:
+                reached |= self._reached[b]
 
 
 def _networkx() -> Any:

@@ -18,12 +18,11 @@ from radar_core.discussion.learned_edges import (
     LearnedEdges,
     batches,
     policy_loss,
-    same_agents,
     utilities,
 )
 from radar_core.discussion.pruning import check_settings, nuclear_norm
 from radar_core.discussion.rounds import Rounds
-from radar_core.schedule import Schedule
+from radar_core.schedule import Schedule, check_same_agents
 from radar_core.topology import Topology
 
 __all__ = ["DroppedOut", "agent_dropout"]
@@ -109,7 +108,7 @@ async def agent_dropout(
     Raises:
         ValueError: a value is unusable, or a utility is no finite number.
     """
-    same_agents(spatial, temporal)
+    check_same_agents(spatial, temporal)
     check_settings(items, edge_batches, edge_batch_size, every, rate)
     check_settings(items, agent_batches, agent_batch_size, every, rate)
     if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 1:

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from radar_core.topology import Topology
+from radar_core.topology import GrowingGraph, Topology
 
-__all__ = ["LearnedEdges", "batches", "policy_loss", "same_agents", "utilities"]
+__all__ = ["LearnedEdges", "batches", "policy_loss", "utilities"]
 
 
 class LearnedEdges:
@@ -61,9 +61,9 @@ class LearnedEdges:
         taken = torch.zeros_like(self.mask)
         for graph in range(len(self.mask)):
             places = self.mask[graph].nonzero().tolist()
-            growing = _Growing(len(self.agents), self.acyclic)
+            growing = GrowingGraph(range(len(self.agents)))
             for a, b in places:
-                if growing.closes_cycle(a, b):
+                if self.acyclic and growing.closes_cycle(a, b):
                     continue
                 considered[graph, a, b] = True
                 if wanted[graph, a, b]:
@@ -79,9 +79,9 @@ class LearnedEdges:
         """
         graphs = []
         for mask, logits in zip(self.mask, self.logits.detach(), strict=True):
-            growing = _Growing(len(self.agents), self.acyclic)
+            growing = GrowingGraph(range(len(self.agents)))
             for a, b in sorted(mask.nonzero().tolist(), key=lambda edge: -float(logits[*edge])):
-                if not growing.closes_cycle(a, b):
+                if not (self.acyclic and growing.closes_cycle(a, b)):
                     growing.add(a, b)
             graphs.append(self._topology(growing.edges))
         return graphs
@@ -106,24 +106,6 @@ class LearnedEdges:
 
     def _topology(self, edges: Iterable[tuple[int, int]]) -> Topology:
         return Topology([(self.agents[a], self.agents[b]) for a, b in edges], self.agents)
-
-
-class _Growing:
-    """A graph that edges are added to, with who reaches whom."""
-
-    def __init__(self, agents: int, acyclic: bool) -> None:
-        self.edges: list[tuple[int, int]] = []
-        self.acyclic = acyclic
-        self._reached = [{agent} for agent in range(agents)]
-
-    def closes_cycle(self, a: int, b: int) -> bool:
-        return self.acyclic and a in self._reached[b]
-
-    def add(self, a: int, b: int) -> None:
-        self.edges.append((a, b))
-        for reached in self._reached:
-            if a in reached:
-                reached |= self._reached[b]
 
 
 def _log_probability(logits: Tensor, considered: Tensor, taken: Tensor) -> Tensor:
@@ -169,12 +151,3 @@ async def utilities(
     if not bool(gained.isfinite().all()):
         raise ValueError(f"a utility must be a finite number, got {gained.tolist()}")
     return gained
-
-
-def same_agents(spatial: Topology, temporal: Topology) -> None:
-    """Raise ValueError unless both graphs have the same agents in the same order."""
-    if spatial.agents != temporal.agents:
-        raise ValueError(
-            "spatial and temporal must have the same agents in the same order, got "
-            f"{', '.join(spatial.agents)} and {', '.join(temporal.agents)}"
-        )

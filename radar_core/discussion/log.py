@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
 import os
@@ -11,6 +10,8 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from radar_core.file_lock import hold
 
 __all__ = ["Log"]
 
@@ -55,7 +56,10 @@ class Log(AbstractContextManager["Log"]):
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._file = open(self.path, "a+b", buffering=0)
         try:
-            _hold(self._file, self.path)
+            hold(
+                self._file,
+                f"another discussion is writing {self.path}; wait for it, or give another path",
+            )
             self._read()
         except BaseException:
             self._file.close()
@@ -186,22 +190,6 @@ class Log(AbstractContextManager["Log"]):
 def _now() -> float:
     """Return the time of day in seconds since 1970, to the millisecond."""
     return round(time.time(), 3)
-
-
-def _hold(file: BinaryIO, path: Path) -> None:
-    """Take the file for this process; the system lets go of it however the process ends."""
-    try:
-        import fcntl
-    except ImportError:  # Windows: nothing to hold it by
-        return
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno not in (errno.EAGAIN, errno.EACCES):
-            raise
-        raise ValueError(
-            f"another discussion is writing {path}; wait for it, or give another path"
-        ) from None
 
 
 def _check_torn(whole: bytes, torn: bytes, path: Path | None) -> None:

@@ -15,10 +15,9 @@ from radar_core.discussion.learned_edges import (
     LearnedEdges,
     batches,
     policy_loss,
-    same_agents,
     utilities,
 )
-from radar_core.schedule import Schedule
+from radar_core.schedule import Schedule, check_same_agents
 from radar_core.topology import Topology
 
 __all__ = ["Pruned", "agent_prune"]
@@ -86,7 +85,7 @@ async def agent_prune(
     Raises:
         ValueError: a value is unusable, or a utility is no finite number.
     """
-    same_agents(spatial, temporal)
+    check_same_agents(spatial, temporal)
     check_settings(items, iterations, batch_size, every, rate)
     generator = torch.Generator().manual_seed(seed)
     within = LearnedEdges(spatial, 1, acyclic=True)

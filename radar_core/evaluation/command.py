@@ -19,8 +19,10 @@ from radar_core.evaluation import report as reports
 from radar_core.evaluation import runs
 from radar_core.terminal import (
     Debug,
+    Device,
     DType,
     Json,
+    Weights,
     chosen_device,
     chosen_dtype,
     new_console,
@@ -115,16 +117,8 @@ def _register(name: str, question: str) -> None:
                 help="smollm2 (the embedded one), a folder, a name on the hub or a .gguf file.",
             ),
         ] = SMOLLM2,
-        dtype: Annotated[
-            DType,
-            typer.Option(
-                metavar="DTYPE",
-                help="Of the weights: float32, bfloat16, or auto, what is faster on the device.",
-            ),
-        ] = DType.auto,
-        device: Annotated[
-            str, typer.Option(metavar="DEVICE", help="Any torch device, such as cpu or cuda.")
-        ] = "cpu",
+        dtype: Weights = DType.auto,
+        device: Device = "cpu",
         limit: Annotated[
             int | None,
             typer.Option(

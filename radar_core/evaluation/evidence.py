@@ -7,7 +7,6 @@ conflict prompts ask the same of a single changed fact, against what the model h
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,8 +34,9 @@ from radar_core.evaluation.experiment import Row, Summary
 from radar_core.evaluation.items import Conflict, Question
 from radar_core.evaluation.metrics import f1
 from radar_core.evaluation.scoring import Scored, Scorer
+from radar_core.evaluation.selectors import available_selectors
 from radar_core.methods import NoSteering
-from radar_core.relevance import Combined, Dense, Lexical, Reading, Relevance
+from radar_core.relevance import Reading
 from radar_core.steered import check_fits
 
 if TYPE_CHECKING:
@@ -319,22 +319,9 @@ def _selectors(names: Sequence[str], arguments: Arguments) -> dict[str, Any]:
     Raises:
         ValueError: there is none of such a name, or none is named.
     """
-    relevance = Relevance(arguments.encoder)
-
-    @functools.cache
-    def attention() -> Any:
-        from radar_core.relevance.attention import Attention
-
-        return Attention(arguments.model, arguments.tokenizer)
-
     known: dict[str, Callable[[], Any]] = {
         GOLD: lambda: None,
-        "dense": lambda: Dense(relevance),
-        "dense-title": lambda: Dense(relevance, title=True),
-        "lexical": Lexical,
-        "lexical-title": lambda: Lexical(title=True),
-        "attention": attention,
-        "combined": lambda: Combined([(attention(), 1.0), (Dense(relevance, title=True), 1.0)]),
+        **available_selectors(arguments),
     }
     unknown = [name for name in names if name not in known]
     if unknown or not names:

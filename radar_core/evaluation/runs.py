@@ -6,8 +6,6 @@ holds one line for each item that is done.
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import hashlib
 import json
 import logging
@@ -23,6 +21,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from radar_core.evaluation.experiment import Experiment, Row
+from radar_core.file_lock import hold
 
 __all__ = ["ROWS", "Header", "Outcome", "Run", "execute", "machine", "read", "versions"]
 
@@ -116,7 +115,11 @@ class Run(AbstractContextManager["Run"]):
         # Unbuffered: a line is one write.
         self._file = open(path, "a+b", buffering=0)
         try:
-            _lock(self._file, self.folder)
+            hold(
+                self._file,
+                f"another process is writing {self.folder}; wait for it, or give another folder by "
+                "--out",
+            )
             if self.fresh:
                 self._file.truncate(0)
             _drop_torn_line(self._file, path)
@@ -287,18 +290,6 @@ def _encoded(value: Any) -> bytes:
 
 def _rows(done: Mapping[str, Sequence[Row]]) -> list[dict[str, Any]]:
     return [{"item": item, **row} for item, rows in done.items() for row in rows]
-
-
-def _lock(file: BinaryIO, folder: Path) -> None:
-    """Take the file for this process; the system lets go of it however the process ends."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno not in (errno.EAGAIN, errno.EACCES):
-            raise
-        raise ValueError(
-            f"another process is writing {folder}; wait for it, or give another folder by --out"
-        ) from None
 
 
 def _drop_torn_line(file: BinaryIO, path: Path) -> None:

@@ -22,6 +22,7 @@ from radar_core.evaluation.conversation import SOLVER, Reported, report
 from radar_core.evaluation.datasets import load_questions
 from radar_core.evaluation.experiment import Plot, Row, Summary, Table
 from radar_core.evaluation.items import Question
+from radar_core.evaluation.selectors import available_selectors
 from radar_core.evaluation.statistics import (
     area_under_curve,
     mean_interval,
@@ -37,7 +38,7 @@ from radar_core.transcript import LAST_ROUND
 if TYPE_CHECKING:
     from radar_core.evaluation.command import Arguments
 
-__all__ = ["Schedule", "Selection", "build", "summarise"]
+__all__ = ["Placement", "Selection", "build", "summarise"]
 
 RANKING, THRESHOLD = "ranking", "threshold"
 SPATIAL, TEMPORAL = "spatial_decay", "temporal_decay"
@@ -54,7 +55,7 @@ OPTIONS = {
 
 
 @dataclass(frozen=True)
-class Schedule:
+class Placement:
     """Where every agent of a conversation is and when its messages were written, at random.
 
     Args:
@@ -105,7 +106,7 @@ class Selection:
     Args:
         selectors: what compares sentences with the question, by name.
         questions: questions with their paragraphs, which mark the sentences.
-        schedule: distances and rounds, for the decays.
+        placement: distances and rounds, for the decays.
         spatial_decay: factor per hop beyond the first, where decays are on.
         temporal_decay: factor per round beyond the last one, where decays are on.
         seed: of intervals and tests.
@@ -113,7 +114,7 @@ class Selection:
 
     selectors: Mapping[str, Selector]
     questions: Sequence[Question]
-    schedule: Schedule = field(default_factory=Schedule)
+    placement: Placement = field(default_factory=Placement)
     spatial_decay: float = 0.92
     temporal_decay: float = 0.92
     seed: int = 0
@@ -124,8 +125,8 @@ class Selection:
         """What the results depend on, as JSON."""
         return {
             "selectors": list(self.selectors),
-            "farthest": self.schedule.farthest,
-            "rounds": self.schedule.rounds,
+            "farthest": self.placement.farthest,
+            "rounds": self.placement.rounds,
             "spatial_decay": self.spatial_decay,
             "temporal_decay": self.temporal_decay,
             "thresholds": list(THRESHOLDS),
@@ -152,14 +153,14 @@ class Selection:
             ValueError: the question marks no evidence, or nothing but evidence.
         """
         reported = report(item)
-        topology, rounds = self.schedule.place(reported, f"{item.dataset}/{item.id}")
+        topology, rounds = self.placement.place(reported, f"{item.dataset}/{item.id}")
         rows = []
         for name, selector in self.selectors.items():
             radar = AgentRadar(topology, selector=selector, top_k=1)
             for message, when in zip(reported.transcript, rounds, strict=True):
                 radar.observe(sender=message.sender, text=message.text, round=when)
-            chosen = radar.select(receiver=SOLVER, query=item.question, round=self.schedule.rounds)
-            compared = _Compared(chosen.candidates, reported, topology, self.schedule.rounds)
+            chosen = radar.select(receiver=SOLVER, query=item.question, round=self.placement.rounds)
+            compared = _Compared(chosen.candidates, reported, topology, self.placement.rounds)
             if not 0 < compared.gold.sum() < len(compared.gold):
                 raise ValueError(
                     f"{item.dataset} marks {compared.gold.sum()} of {len(compared.gold)} sentences "
@@ -242,7 +243,7 @@ def build(arguments: Arguments) -> Selection:
     return Selection(
         _selectors(options["selectors"], arguments),
         questions,
-        Schedule(
+        Placement(
             int(_number("farthest", options, whole=True)),
             int(_number("rounds", options, whole=True)),
             arguments.seed,
@@ -254,19 +255,7 @@ def build(arguments: Arguments) -> Selection:
 
 
 def _selectors(names: str, arguments: Arguments) -> dict[str, Selector]:
-    from radar_core.relevance import Attention, Combined, Dense, Lexical, Relevance
-
-    # One of each, whose work is then shared: sentences are embedded and prompts are read once.
-    relevance = Relevance(arguments.encoder)
-    attention = Attention(arguments.model, arguments.tokenizer)
-    known: dict[str, Callable[[], Selector]] = {
-        "dense": lambda: Dense(relevance),
-        "dense-title": lambda: Dense(relevance, title=True),
-        "lexical": Lexical,
-        "lexical-title": lambda: Lexical(title=True),
-        "attention": lambda: attention,
-        "combined": lambda: Combined([(attention, 1.0), (Dense(relevance, title=True), 1.0)]),
-    }
+    known = available_selectors(arguments)
     wanted = [name.strip() for name in names.split(",") if name.strip()]
     if not wanted or set(wanted) - known.keys():
         raise ValueError(

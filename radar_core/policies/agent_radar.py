@@ -11,13 +11,14 @@ from typing import Any
 from radar_core.agent_radar import AgentRadar, Prompt
 from radar_core.methods import PASTA, SPA, Method
 from radar_core.policies.policy import Ask, Context, Turn
-from radar_core.policies.writing import write_chat, write_header
+from radar_core.policies.writing import write_turn
 from radar_core.relevance import Relevance
 from radar_core.relevance.lexical import Lexical
 from radar_core.relevance.score import SelfPolicy
 from radar_core.relevance.selector import Selector
 from radar_core.topology import Topology
 from radar_core.transcript import Message, Transcript
+from radar_core.writing import write_header
 
 __all__ = ["AgentRadarPolicy"]
 
@@ -187,11 +188,11 @@ def _same(one: Topology, other: Topology) -> bool:
 
 
 def _with_chosen_appended(turn: Turn, prompt: Prompt) -> list[dict[str, str]]:
-    without = write_chat(turn, "")[-1]["content"]
+    without = write_turn(turn, "")[-1]["content"]
     history = prompt.messages[-1]["content"].removesuffix(without)
     chosen = sorted(prompt.chosen.sentences, key=lambda item: (item.message_index, item.start))
     if chosen:
         history += "What of it matters most to your task:\n\n"
     for item in chosen:
         history += f"{write_header(item.sender, item.round, turn.receiver)}{item.text}\n\n"
-    return write_chat(turn, history)
+    return write_turn(turn, history)

@@ -9,7 +9,8 @@ from typing import Any
 
 from radar_core.policies.policy import Ask, Context, Turn
 from radar_core.policies.tokens import token_counter
-from radar_core.policies.writing import audible, write_chat, write_history
+from radar_core.policies.writing import audible, write_turn
+from radar_core.writing import write_history
 
 __all__ = ["Compaction"]
 
@@ -78,10 +79,10 @@ class Compaction:
                 self._warn(turn)
         if not summary:
             history, _ = write_history(shown, turn.receiver)
-            return Context(write_chat(turn, history))
+            return Context(write_turn(turn, history))
         latest, _ = write_history(recent, turn.receiver, "What was said since:")
         history = f"A summary of the conversation so far:\n\n{summary}\n\n{latest}"
-        return Context(write_chat(turn, history))
+        return Context(write_turn(turn, history))
 
     def _warn(self, turn: Turn) -> None:
         if not self._warned:

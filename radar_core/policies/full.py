@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from radar_core.policies.policy import Ask, Context, Turn
-from radar_core.policies.writing import audible, write_chat, write_history
+from radar_core.policies.writing import audible, write_turn
+from radar_core.writing import write_history
 
 __all__ = ["FullContext"]
 
@@ -37,4 +38,4 @@ class FullContext:
                 if hops[message.sender] == 1 and message.round >= turn.round - 1
             ]
         history, _ = write_history(shown, turn.receiver)
-        return Context(write_chat(turn, history))
+        return Context(write_turn(turn, history))

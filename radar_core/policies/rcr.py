@@ -23,9 +23,10 @@ from radar_core.policies.memory import Kind, MemoryItem, Piece, cut, remember
 from radar_core.policies.policy import Ask, Context, Turn
 from radar_core.policies.routing import choose, words_of
 from radar_core.policies.tokens import token_counter
-from radar_core.policies.writing import audible, write_chat, write_history
+from radar_core.policies.writing import audible, write_turn
 from radar_core.relevance import Relevance
 from radar_core.transcript import Transcript
+from radar_core.writing import write_history
 
 __all__ = ["Importance", "RCRRouter", "RoleProfile", "Routed"]
 
@@ -215,9 +216,9 @@ class RCRRouter:
         routed, seconds = await asyncio.to_thread(self._timed, turn)
         if self.hard:
             opening = "What of the conversation so far matters to you:\n\n" if routed.text else ""
-            return Context(write_chat(turn, opening + routed.text), seconds=seconds)
+            return Context(write_turn(turn, opening + routed.text), seconds=seconds)
         history, begins = write_history(audible(turn), turn.receiver)
-        messages = write_chat(turn, history)
+        messages = write_turn(turn, history)
         spans = [
             (begins[index] + start, begins[index] + end)
             for index, start, end in (item.source for item in routed.items)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from radar_core.policies.memory import MemoryItem
-from radar_core.policies.writing import write_header
+from radar_core.writing import write_header
 
 __all__ = ["Shown", "choose", "show", "words_of"]
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
 from radar_core import commands, demo, embedded
 from radar_core.demo import Demonstration, answer_probability, states_figure
 from radar_core.methods import SPA, AttentionBias
 from tests.core.test_cli import Words
+from tests.models.tiny import babbler
 
 
 @pytest.fixture(scope="module")
@@ -25,26 +25,7 @@ def tokenizer() -> Any:
 
 @pytest.fixture(scope="module")
 def model(tokenizer: Any) -> Any:
-    """A tiny random model with the embedded model's vocabulary: it babbles, but fast."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=32,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=8192,
-        bos_token_id=1,
-        eos_token_id=2,
-        pad_token_id=2,
-    )
-    model = LlamaForCausalLM(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.normal_(std=0.2)
-    return model
+    return babbler(len(tokenizer), 8192)
 
 
 @pytest.fixture(scope="module")

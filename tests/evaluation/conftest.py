@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from radar_core import embedded
+from tests.models.tiny import babbler
 
 TOPICS = ("harbour", "castle", "orchard", "railway", "library", "lighthouse", "windmill", "museum")
 SECRET = "zanzibar"
@@ -23,26 +22,7 @@ def tokenizer() -> Any:
 
 @pytest.fixture(scope="session")
 def model(tokenizer: Any) -> Any:
-    """It babbles, but fast."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=32,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=4096,
-        bos_token_id=1,
-        eos_token_id=2,
-        pad_token_id=2,
-    )
-    model = LlamaForCausalLM(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.normal_(std=0.2)
-    return model
+    return babbler(len(tokenizer), 4096)
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ from radar_core.evaluation.items import Paragraph, Question
 from radar_core.evaluation.selection import (
     DECAYS,
     THRESHOLDS,
-    Schedule,
+    Placement,
     Selection,
     build,
     summarise,
@@ -77,8 +77,8 @@ def test_rankings_are_measured_by_hand():
 
 
 def test_thresholds_are_measured_by_hand():
-    schedule = Schedule(farthest=1, rounds=1)
-    rows, _ = measured({"half": HALF}, schedule=schedule)
+    placement = Placement(farthest=1, rounds=1)
+    rows, _ = measured({"half": HALF}, placement=placement)
     found = {row["value"]: row for row in of(rows, kind="threshold")}
     assert list(found) == list(THRESHOLDS)
     assert found[0.05]["chosen"] == 7 and found[0.05]["recall"] == 1
@@ -88,12 +88,12 @@ def test_thresholds_are_measured_by_hand():
     assert len(of(rows, kind="spatial_decay")) == len(DECAYS)
 
 
-def test_decays_follow_the_schedule():
-    schedule = Schedule(farthest=3, rounds=4, seed=5)
+def test_decays_follow_the_placement():
+    placement = Placement(farthest=3, rounds=4, seed=5)
     item = question()
-    topology, rounds = schedule.place(report(item), "hotpotqa/q0")
+    topology, rounds = placement.place(report(item), "hotpotqa/q0")
     hops = topology.hops_to(SOLVER)
-    rows, _ = measured({"right": RIGHT}, schedule=schedule, spatial_decay=0.5, temporal_decay=0.8)
+    rows, _ = measured({"right": RIGHT}, placement=placement, spatial_decay=0.5, temporal_decay=0.8)
     first = 0.93 * 0.5 ** (hops["Acme"] - 1) * 0.8 ** (4 - rounds[0] - 1)
     second = 0.72 * 0.5 ** (hops["Ann Lee"] - 1) * 0.8 ** (4 - rounds[1] - 1)
     for row in of(rows, kind="threshold"):
@@ -113,10 +113,10 @@ def test_each_decay_is_varied_alone(kind):
     assert by_value[0.6] != by_value[1.0]
 
 
-def test_a_schedule_is_drawn_again_alike_and_differs_between_questions():
+def test_a_placement_is_drawn_again_alike_and_differs_between_questions():
     reported = report(question())
-    draws = [Schedule(seed=seed).place(reported, name) for seed in range(20) for name in "ab"]
-    again = [Schedule(seed=seed).place(reported, name) for seed in range(20) for name in "ab"]
+    draws = [Placement(seed=seed).place(reported, name) for seed in range(20) for name in "ab"]
+    again = [Placement(seed=seed).place(reported, name) for seed in range(20) for name in "ab"]
 
     def placed(draw):
         hops = draw[0].hops_to(SOLVER)
@@ -212,7 +212,7 @@ def test_it_is_built_from_the_command_line_and_runs(tmp_path, smollm2):
     from radar_core.embedded import load_encoder
 
     experiment = build(arguments(tmp_path, smollm2, load_encoder(), farthest="2"))
-    assert experiment.schedule == Schedule(2, 4, 3) and len(experiment.items()) == 1
+    assert experiment.placement == Placement(2, 4, 3) and len(experiment.items()) == 1
     ((_, item),) = experiment.items()
     rows = experiment.measure(item)
     arms = list(dict.fromkeys(row["arm"] for row in rows))

@@ -308,3 +308,31 @@ class LosslessQuantizedCache(QuantizedCache):
     def __init__(self, config: Any) -> None:
         layers = [LosslessLayer() for _ in range(config.num_hidden_layers)]
         Cache.__init__(self, layers=layers)
+
+
+def babbler(vocabulary: int, positions: int) -> Any:
+    """A random Llama with a real tokenizer's vocabulary: it babbles, but fast.
+
+    Args:
+        vocabulary: size of the vocabulary.
+        positions: the longest sequence.
+    """
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=positions,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=2,
+    )
+    model = transformers.LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(std=0.2)
+    return model

@@ -11,6 +11,8 @@ READY := $(VENV)/.ready
 OLDEST := transformers==5.17.*
 OLDEST_VENV ?= .venv-oldest
 OLDEST_READY := $(OLDEST_VENV)/.ready
+# Tests run side by side, one process a core. Threads that wait must then leave the core to others.
+PYTEST := -m pytest --numprocesses logical --maxprocesses 4 --dist worksteal
 LINTED := radar_kernels radar_core benchmarks tests setup.py
 
 .PHONY: setup demo test test-oldest lint benchmark clean
@@ -28,12 +30,14 @@ $(READY): Makefile pyproject.toml setup.py constraints.txt $(wildcard csrc/*)
 demo: $(READY)
 	$(BIN)/radar demo --html radar-demo.html
 
+test test-oldest: export OMP_WAIT_POLICY = passive
+
 test: $(READY)
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python $(PYTEST) $(PYTEST_ARGS)
 
 # The tests marked smoke, on the oldest transformers.
 test-oldest: $(OLDEST_READY)
-	$(OLDEST_VENV)/bin/python -m pytest -m smoke tests/models $(PYTEST_ARGS)
+	$(OLDEST_VENV)/bin/python $(PYTEST) -m smoke tests/models $(PYTEST_ARGS)
 
 $(OLDEST_READY): $(READY) Makefile
 	$(BIN)/python -m venv --clear $(OLDEST_VENV)

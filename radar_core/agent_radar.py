@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from radar_core.anchors import Anchor
+from radar_core.checks import is_number, is_whole
 from radar_core.relevance.dense import Dense, Relevance, cosines
 from radar_core.relevance.score import (
     Decay,
@@ -165,11 +166,9 @@ class AgentRadar:
                 f"topology must be a Topology, got {type(topology).__name__}; build one with "
                 "Topology.complete(names) or Topology.from_edges(pairs)"
             )
-        if threshold is not None and not (
-            isinstance(threshold, int | float) and -1 <= threshold <= 1
-        ):
+        if threshold is not None and not (is_number(threshold) and -1 <= threshold <= 1):
             raise ValueError(f"threshold must lie between -1 and 1, got {threshold!r}")
-        if top_k is not None and (isinstance(top_k, bool) or int(top_k) != top_k or top_k < 1):
+        if top_k is not None and (not is_whole(top_k) or top_k < 1):
             raise ValueError(f"top_k must be a whole number of at least 1, got {top_k!r}")
         self.topology = topology
         self.selector = _selector(encoder, selector)
@@ -297,7 +296,7 @@ class AgentRadar:
         check_unicode("query", query)
         if round is None:
             return hops, 1 + max((message.round for message in self._transcript), default=-1)
-        if isinstance(round, bool) or not isinstance(round, int) or round < 0:
+        if not is_whole(round) or round < 0:
             raise ValueError(f"round must be a whole number >= 0 or None, got {round!r}")
         if round > LAST_ROUND + 1:
             raise ValueError(f"round must be at most {LAST_ROUND + 1}, a larger one was given")

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate, product
 from typing import Any
 
+from radar_core.checks import is_whole
+
 __all__ = [
     "Anchor",
     "RenderedPrompt",
@@ -72,7 +74,7 @@ class Anchor:
     def __post_init__(self) -> None:
         for name in ("message", "start", "end", "occurrence"):
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            if value is not None and not is_whole(value):
                 hint = f"; a text goes under its name: Anchor(text={value!r})"
                 raise ValueError(
                     f"an anchor's {name} must be an int or None, got {value!r}"

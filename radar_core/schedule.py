@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
+from radar_core.checks import is_whole
 from radar_core.topology import Topology, agent_names, draw_edges
 
 __all__ = ["Schedule"]
@@ -171,7 +172,7 @@ class Schedule:
             ValueError: if the number or a name is unusable, or there are fewer agents than layers.
         """
         names = agent_names(agents)
-        if isinstance(layers, bool) or not isinstance(layers, int) or not 1 <= layers <= len(names):
+        if not is_whole(layers) or not 1 <= layers <= len(names):
             raise ValueError(
                 f"layers must be a whole number from 1 to {len(names)}, the number of agents, got "
                 f"{layers!r}"

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from radar_core.anchors import Anchor, RenderedPrompt, anchor_mask, anchor_spans, render_chat
+from radar_core.checks import is_whole
 from radar_core.hooks.attachment import as_mask, attach, unwrapped
 from radar_core.hooks.cache import CACHE_NAMES, cache_name
 from radar_core.hooks.prompts import check_prompt, check_shape
@@ -159,7 +160,7 @@ class Steered:
         inputs: dict[str, Any] = self._batch([rendered], [placed], include_template)
         if generate.get("num_return_sequences", 1) != 1:
             raise ValueError("chat gives one reply; use generate for num_return_sequences")
-        if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
+        if not is_whole(max_new_tokens) or max_new_tokens < 1:
             raise ValueError(f"max_new_tokens is {max_new_tokens!r}; expected an int of at least 1")
         check_fits(self.model, len(rendered), max_new_tokens)
         inputs |= self._read_already(messages, inputs, generate)
@@ -283,7 +284,7 @@ class Steered:
             ValueError: nothing has run yet, or the last run steered nothing.
             RuntimeError: a layer that should have been steered was never called.
         """
-        if not isinstance(reply_tokens, int) or reply_tokens < 1:
+        if not is_whole(reply_tokens) or reply_tokens < 1:
             raise ValueError(f"reply_tokens is {reply_tokens!r}; expected an int of at least 1")
         if self._run is None:
             raise ValueError(

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
     import networkx
+from radar_core.checks import is_number, is_whole
 
 __all__ = ["Topology"]
 
@@ -361,7 +362,7 @@ def _check_name(name: Any) -> None:
 
 
 def _check_count(count: Any, what: str) -> None:
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+    if not is_whole(count) or count < 1:
         raise ValueError(f"{what} must be at least 1, got {count!r}")
 
 
@@ -392,7 +393,7 @@ def agent_names(agents: int | Iterable[str]) -> list[str]:
 
 def draw_edges(names: Sequence[str], probability: float, draw: random_numbers.Random) -> list[Edge]:
     """Draw each ordered pair of different names with a probability, sender by sender."""
-    if not isinstance(probability, int | float) or not 0 <= probability <= 1:
+    if not is_number(probability) or not 0 <= probability <= 1:
         raise ValueError(f"probability must lie between 0 and 1, got {probability!r}")
     return [pair for pair in itertools.permutations(names, 2) if draw.random() < probability]
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from radar_core.checks import is_whole
+
 __all__ = ["Message", "Transcript"]
 
 LAST_ROUND = 2**31 - 1
@@ -41,7 +43,7 @@ class Message:
             raise ValueError(f"text must be a str, got {type(self.text).__name__}")
         check_unicode("sender", self.sender)
         check_unicode("text", self.text)
-        if isinstance(self.round, bool) or not isinstance(self.round, int) or self.round < 0:
+        if not is_whole(self.round) or self.round < 0:
             raise ValueError(f"round must be a whole number >= 0, got {self.round!r}")
         if self.round > LAST_ROUND:
             raise ValueError(f"round must be at most {LAST_ROUND}, a larger one was given")

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from radar_core.checks import check_whole
 from radar_core.discussion.agent import Agent
 from radar_core.discussion.decision import ByLast, ByMajority
 from radar_core.discussion.model import Model
@@ -105,8 +106,7 @@ def self_consistency(
     usual: dict[str, Any] = {"policy": FullContext(), "rounds": 1, "temperature": 0.7} | options
     if usual["temperature"] == 0:
         raise ValueError("temperature is 0, so all samples would be the same; expected such as 0.7")
-    if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
-        raise ValueError(f"samples must be a whole number >= 1, got {samples!r}")
+    check_whole("samples", samples, 1)
     agents = [replace(agent, name=f"{agent.name} {number + 1}") for number in range(samples)]
     nobody = Topology([], [one.name for one in agents])
     return Discussion(agents, nobody, model, decision=ByMajority(parse), **usual)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid, relu
 
+from radar_core.checks import check_whole, is_whole
 from radar_core.discussion.learned_edges import (
     LearnedEdges,
     batches,
@@ -111,9 +112,8 @@ async def agent_dropout(
     check_same_agents(spatial, temporal)
     check_settings(items, edge_batches, edge_batch_size, every, rate)
     check_settings(items, agent_batches, agent_batch_size, every, rate)
-    if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 1:
-        raise ValueError(f"rounds must be a whole number >= 1, got {rounds!r}")
-    if not isinstance(agents_out, int) or not 0 <= agents_out < len(spatial.agents):
+    check_whole("rounds", rounds, 1)
+    if not is_whole(agents_out) or not 0 <= agents_out < len(spatial.agents):
         raise ValueError(
             f"agents_out must be a whole number from 0 to {len(spatial.agents) - 1}, one less than "
             f"there are agents, got {agents_out!r}"

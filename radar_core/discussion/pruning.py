@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import torch
 
+from radar_core.checks import check_whole, is_number
 from radar_core.discussion.learned_edges import (
     LearnedEdges,
     batches,
@@ -128,7 +129,6 @@ def check_settings(
     if not len(items):
         raise ValueError("items is empty; expected at least one item to learn on")
     for name, value in (("iterations", iterations), ("batch_size", batch_size), ("every", every)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name} must be a whole number >= 1, got {value!r}")
-    if not isinstance(rate, int | float) or not 0 < rate < 1:
+        check_whole(name, value, 1)
+    if not is_number(rate) or not 0 < rate < 1:
         raise ValueError(f"rate must lie between 0 and 1, got {rate!r}")

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from radar_core.checks import check_whole, is_number
 from radar_core.discussion.agent import Agent
 from radar_core.discussion.decision import ByReference, Decision
 from radar_core.discussion.log import Log
@@ -87,10 +88,10 @@ class Discussion:
         object.__setattr__(self, "agents", tuple(self.agents))
         _check_agents(self.agents, self.schedule)
         for name, least in (("max_new_tokens", 1), ("attempts", 1)):
-            _check_whole(name, getattr(self, name), least)
+            check_whole(name, getattr(self, name), least)
         if self.rounds is not None:
-            _check_whole("rounds", self.rounds, 1)
-        if not isinstance(self.backoff, int | float) or not 0 <= self.backoff < float("inf"):
+            check_whole("rounds", self.rounds, 1)
+        if not is_number(self.backoff) or not 0 <= self.backoff < float("inf"):
             raise ValueError(f"backoff must be seconds of at least 0, got {self.backoff!r}")
         if not callable(getattr(self.policy, "context", None)):
             raise ValueError(
@@ -176,7 +177,7 @@ class Discussion:
             DiscussionError: as `run`; no further task is begun then, and those under way end first.
             ValueError: as `run`, or two tasks have the same id.
         """
-        _check_whole("at_once", at_once, 1)
+        check_whole("at_once", at_once, 1)
         listed = [task if isinstance(task, Task) else Task(task) for task in tasks]
         self._check_tasks(listed)
         count = _Count(len(listed) * sum(map(self.plan.speakers, range(len(self.plan)))), progress)
@@ -504,8 +505,3 @@ def _check_agents(agents: Sequence[Agent], schedule: Any) -> None:
             f"the agents are {', '.join(names) or 'none'}, but the schedule knows "
             f"{', '.join(schedule.agents)}; expected the same names, each once"
         )
-
-
-def _check_whole(name: str, value: Any, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name} must be a whole number >= {least}, got {value!r}")

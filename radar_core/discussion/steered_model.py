@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from radar_core.checks import check_whole, is_number, is_whole
 from radar_core.discussion.model import Answer, Request
 from radar_core.methods import Method
 from radar_core.steered import Steered, check_fits
@@ -58,8 +59,7 @@ class SteeredModel:
         options: Mapping[str, Any] | None = None,
         template: Mapping[str, Any] | None = None,
     ) -> None:
-        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-            raise ValueError(f"batch_size must be a whole number >= 1, got {batch_size!r}")
+        check_whole("batch_size", batch_size, 1)
         if tokenizer is None:
             raise ValueError("a discussion needs a tokenizer: SteeredModel(model, tokenizer)")
         self.steered = Steered(model, tokenizer, method, sampler="radar")
@@ -255,12 +255,11 @@ class _Queue:
 
 
 def _check(request: Request) -> None:
-    new, temperature = request.max_new_tokens, request.temperature
-    if isinstance(new, bool) or not isinstance(new, int) or new < 1:
-        raise ValueError(f"max_new_tokens must be a whole number >= 1, got {new!r}")
-    if isinstance(temperature, bool) or not isinstance(temperature, int | float):
+    temperature = request.temperature
+    check_whole("max_new_tokens", request.max_new_tokens, 1)
+    if not is_number(temperature):
         raise ValueError(f"temperature must be a number, got {temperature!r}")
     if not 0 <= temperature < float("inf"):
         raise ValueError(f"temperature must be at least 0 and finite, got {temperature!r}")
-    if isinstance(request.seed, bool) or not isinstance(request.seed, int):
+    if not is_whole(request.seed):
         raise ValueError(f"seed must be a whole number, got {request.seed!r}")

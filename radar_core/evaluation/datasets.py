@@ -9,6 +9,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, TypeVar
 
+from radar_core.checks import is_whole
 from radar_core.evaluation.items import (
     Choice,
     Conflict,
@@ -289,7 +290,7 @@ def _paragraph(record: Record) -> Paragraph:
 
 def _check_places(marked: list[Any], count: int, title: str) -> None:
     for place in marked:
-        if isinstance(place, bool) or not isinstance(place, int) or not 0 <= place < count:
+        if not is_whole(place) or not 0 <= place < count:
             raise ValueError(f"{title!r} has {count} sentences; supporting names {place!r}")
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from radar_core.agent_radar import AgentRadar
+from radar_core.checks import check_whole
 from radar_core.evaluation.conversation import SOLVER, Reported, report
 from radar_core.evaluation.datasets import load_questions
 from radar_core.evaluation.experiment import Plot, Row, Summary, Table
@@ -70,11 +71,7 @@ class Placement:
 
     def __post_init__(self) -> None:
         for name, least in (("farthest", 1), ("rounds", 1)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ValueError(
-                    f"{name} must be a whole number of at least {least}, got {value!r}"
-                )
+            check_whole(name, getattr(self, name), least)
         if self.rounds > LAST_ROUND:
             raise ValueError(f"rounds must be at most {LAST_ROUND}, got {self.rounds}")
 

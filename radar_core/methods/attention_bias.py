@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from radar_core.checks import is_number
 from radar_core.methods.head_files import read_heads
 from radar_core.methods.method import (
     LARGEST,
@@ -20,7 +21,6 @@ from radar_core.methods.method import (
     check_indices,
     check_queries,
     chosen_heads,
-    is_number,
     printed_as_called,
 )
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from radar_core.methods.method import is_number
+from radar_core.checks import is_number
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import json
 from os import PathLike
 from pathlib import Path
 
+from radar_core.checks import is_whole
 from radar_core.methods.method import Heads, Layers
 
 
@@ -43,6 +44,4 @@ def read_heads(path: str | PathLike[str]) -> tuple[Heads, Layers]:
 
 
 def _are_indices(values: object) -> bool:
-    return isinstance(values, list) and all(
-        isinstance(value, int) and not isinstance(value, bool) and value >= 0 for value in values
-    )
+    return isinstance(values, list) and all(is_whole(value) and value >= 0 for value in values)

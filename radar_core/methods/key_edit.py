@@ -11,12 +11,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from radar_core.checks import is_number
 from radar_core.methods.method import (
     LARGEST,
     Layers,
     Method,
     check_indices,
-    is_number,
     resolve,
 )
 from radar_core.methods.projections import Projections, write

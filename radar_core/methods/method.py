@@ -7,10 +7,12 @@ import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, ParamSpec, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+
+from radar_core.checks import is_whole
 
 if TYPE_CHECKING:
     from radar_core.hooks.attachment import Steering
@@ -170,11 +172,6 @@ def _as_call(name: str, given: Mapping[str, tuple[Any, Any]]) -> str:
     return f"{name}({', '.join(said)})"
 
 
-def is_number(value: object) -> TypeGuard[float]:
-    """Whether a value is an int or a float; True and False are neither here."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 def check_queries(queries: str) -> None:
     """Raise ValueError unless `queries` is one of the two names that methods know."""
     if queries not in ("all", "generated"):
@@ -191,7 +188,7 @@ def check_indices(name: str, values: Sequence[int] | None) -> None:
     if (
         not isinstance(values, Collection)
         or isinstance(values, str)
-        or not all(isinstance(v, int) and not isinstance(v, bool) for v in values)
+        or not all(is_whole(v) for v in values)
     ):
         raise ValueError(f"{name} is {values!r}; expected a sequence of ints such as [20, 21, 22]")
     if not len(values):

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from radar_core.checks import is_number
 from radar_core.methods.guard import Guard
-from radar_core.methods.method import is_number, printed_as_called
+from radar_core.methods.method import printed_as_called
 from radar_core.methods.two_branch import TwoBranch
 
 Rows = tuple[tuple[int, ...], ...]

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from radar_core.checks import is_whole
 from radar_core.methods.key_edit import (
     KeyEdit,
     check_gain,
@@ -217,8 +218,7 @@ class AdaSEKA(KeyEdit):
         object.__setattr__(self, "experts", tuple(experts))
         check_gain("gain", self.gain)
         size = experts[0].head_size
-        whole = isinstance(self.rank, int) and not isinstance(self.rank, bool)
-        if not whole or not 1 <= self.rank <= size:
+        if not is_whole(self.rank) or not 1 <= self.rank <= size:
             raise ValueError(f"rank is {self.rank!r}; expected an int from 1 to {size}")
         check_range("least_distance", self.least_distance, 0.0, float("inf"))
         chosen_layers(experts[0], self.layers)

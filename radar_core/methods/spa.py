@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from radar_core.checks import is_whole
 from radar_core.methods.two_branch import TwoBranch
 from radar_kernels import blend_logits
 
@@ -71,7 +72,7 @@ class SPA(TwoBranch):
             raise ValueError(f"modulated is {self.modulated!r}; expected True or False")
         token = self.mask_token_id
         if token is not None:
-            if not isinstance(token, int) or isinstance(token, bool) or token < 0:
+            if not is_whole(token) or token < 0:
                 raise ValueError(f"mask_token_id is {token!r}; expected the id of a token")
             if self.masking != "embedding":
                 raise ValueError(

@@ -7,6 +7,7 @@ from typing import Literal
 
 import torch
 
+from radar_core.checks import is_number
 from radar_core.methods.method import (
     Heads,
     LayerPlan,
@@ -17,7 +18,6 @@ from radar_core.methods.method import (
     check_indices,
     check_queries,
     chosen_heads,
-    is_number,
 )
 
 # The smallest normal number of float32, and from where on it rounds to 1.

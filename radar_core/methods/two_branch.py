@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from radar_core.checks import is_number
 from radar_core.methods.guard import Guard, as_guard
-from radar_core.methods.method import LARGEST, LayerPlan, Method, is_number
+from radar_core.methods.method import LARGEST, LayerPlan, Method
 from radar_kernels import blend_logits
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from radar_core.checks import check_whole
 from radar_core.policies.policy import Ask, Context, Turn
 from radar_core.policies.tokens import token_counter
 from radar_core.policies.writing import audible, write_turn
@@ -53,9 +54,7 @@ class Compaction:
 
     def __post_init__(self) -> None:
         for name, least in (("max_new_tokens", 1), ("keep_last", 0), ("threshold", 0)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ValueError(f"{name} must be a whole number >= {least}, got {value!r}")
+            check_whole(name, getattr(self, name), least)
         object.__setattr__(self, "_count", token_counter(self.tokenizer))
 
     async def context(self, turn: Turn, ask: Ask) -> Context:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from radar_core.anchors import Anchor
+from radar_core.checks import check_whole, is_number
 from radar_core.methods import Method
 from radar_core.policies.memory import Kind, MemoryItem, Piece, cut, remember
 from radar_core.policies.policy import Ask, Context, Turn
@@ -35,11 +36,6 @@ logger = logging.getLogger("radar_core")
 _LEAST_BUDGET = 16  # one character and its line feeds, in any tokenizer
 _KEYWORD_SHARE, _MOST_KEYWORDS = 0.1, 0.5
 _REMEMBERED = 4096
-
-
-def _check_whole(name: str, value: object, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name} must be a whole number >= {least}, got {value!r}")
 
 
 @dataclass(frozen=True)
@@ -74,9 +70,9 @@ class Importance:
     def __post_init__(self) -> None:
         for name in ("semantic", "role", "stage", "recency"):
             value = getattr(self, name)
-            if not isinstance(value, int | float) or not 0 <= value < float("inf"):
+            if not is_number(value) or not 0 <= value < float("inf"):
                 raise ValueError(f"{name} must be a finite number >= 0, got {value!r}")
-        if not isinstance(self.gamma, int | float) or not 0 < self.gamma <= 1:
+        if not is_number(self.gamma) or not 0 < self.gamma <= 1:
             raise ValueError(f"gamma must lie in (0, 1], got {self.gamma!r}")
 
 
@@ -99,7 +95,7 @@ class RoleProfile:
     keywords: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        _check_whole("budget", self.budget, 0)
+        check_whole("budget", self.budget, 0)
 
 
 ROLES: Mapping[str, RoleProfile] = {
@@ -192,9 +188,9 @@ class RCRRouter:
     _unknown_stages: set[str] = field(init=False, repr=False, default_factory=set)
 
     def __post_init__(self) -> None:
-        _check_whole("base_budget", self.base_budget, _LEAST_BUDGET)
-        _check_whole("item_tokens", self.item_tokens, 1)
-        if not isinstance(self.near_duplicate, int | float) or not 0 < self.near_duplicate <= 1:
+        check_whole("base_budget", self.base_budget, _LEAST_BUDGET)
+        check_whole("item_tokens", self.item_tokens, 1)
+        if not is_number(self.near_duplicate) or not 0 < self.near_duplicate <= 1:
             raise ValueError(f"near_duplicate must lie in (0, 1], got {self.near_duplicate!r}")
         relevance = self.encoder
         if not isinstance(relevance, Relevance):

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from radar_core.checks import is_number
 from radar_core.relevance.selector import Reading, Selector
 
 __all__ = ["By", "Combined"]
@@ -117,7 +118,6 @@ def _checked_pair(pair: tuple[Selector, float]) -> tuple[Selector, float]:
         raise ValueError(f"expected a pair (selector, weight), got {pair!r}") from None
     if not isinstance(selector, Selector):
         raise ValueError(f"a selector has a method similarities(reading), got {selector!r}")
-    positive = isinstance(weight, int | float) and 0 < weight < float("inf")
-    if isinstance(weight, bool) or not positive:
+    if not is_number(weight) or not 0 < weight < float("inf"):
         raise ValueError(f"a selector's weight must be a finite number above 0, got {weight!r}")
     return selector, float(weight)

@@ -8,6 +8,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from radar_core.checks import is_number
+
 __all__ = ["Decay", "ScoredSentence", "SelfPolicy", "choose", "decayed_cosines"]
 
 SelfPolicy = Literal["clamp", "literal", "exclude"]
@@ -79,7 +81,7 @@ class Decay:
     def __post_init__(self) -> None:
         for name in ("spatial_decay", "temporal_decay"):
             value = getattr(self, name)
-            if not isinstance(value, int | float) or not 0 < value <= 1:
+            if not is_number(value) or not 0 < value <= 1:
                 raise ValueError(f"{name} must lie in (0, 1], got {value!r}")
         if self.self_policy not in _POLICIES:
             raise ValueError(

@@ -242,7 +242,7 @@ def test_a_policys_error_says_whose_it_is():
         (dict(schedule={"a": "b"}), "schedule is a dict"),
         (dict(policy=None), "policy has no context"),
         (dict(model="gpt"), "model is a str"),
-        (dict(rounds=0), "rounds must be a whole number >= 1"),
+        (dict(rounds=0), "rounds must be a whole number of at least 1"),
         (dict(max_new_tokens=True), "max_new_tokens must be"),
         (dict(backoff=-1), "backoff must be"),
         (dict(schedule=Rounds.repeated(SCHEDULE, 3), rounds=2), "has 3 rounds"),

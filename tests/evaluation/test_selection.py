@@ -18,6 +18,7 @@ from radar_core.evaluation.selection import (
     build,
     summarise,
 )
+from radar_core.evaluation.selectors import Chance
 
 
 def question(number=0, relay=False):
@@ -220,6 +221,17 @@ def test_it_is_built_from_the_command_line_and_runs(tmp_path, smollm2):
     plain = {row["arm"]: row for row in of(rows, kind="ranking", decays="off")}
     assert plain["combined"]["recall@5"] == 1
     json.dumps(experiment.settings)
+
+
+def test_chance_looks_at_nothing_and_repeats_itself():
+    def drawn(query, seed=0):
+        return Chance(seed).similarities(SimpleNamespace(query=query, sentences=range(4000)))
+
+    assert drawn("Who?").dtype == np.float32
+    assert np.array_equal(drawn("Who?"), drawn("Who?"))
+    for other in (drawn("Where?"), drawn("Who?", seed=1)):
+        assert abs(np.corrcoef(drawn("Who?"), other)[0, 1]) < 0.1
+    assert drawn("Who?").mean() == pytest.approx(0.5, abs=0.03)
 
 
 @pytest.mark.parametrize(

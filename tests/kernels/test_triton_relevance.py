@@ -41,7 +41,8 @@ else:
         check_selection(call, named, chosen, scores, "triton")
 
     def test_stretches_merge_into_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(backend, "STRETCH", 70)
+        # Whole tiles: NumPy's matmul may round a row otherwise at another place of its tile.
+        monkeypatch.setattr(backend, "STRETCH", 128)
         for equal in (False, True):
             call, named = make_call(300, 3, 8, equal=equal)
             scores = relevance_scores(*call, **named, backend="triton")

@@ -35,6 +35,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, get_args
 
+from radar_core.checks import check_whole, is_whole
 from radar_core.policies.dacs.registry import MAX_ID_TOKENS, RegistryEntry, Status, Urgency
 from radar_core.policies.dacs.requests import Exchange, FocusContext
 from radar_core.policies.dacs.tokens import TokenCounter, Tokenizer, largest
@@ -88,13 +89,12 @@ class ContextBuilder:
     def __init__(self, tokenizer: Tokenizer, budget: int, history: int = 10) -> None:
         self._counter = TokenCounter(tokenizer)
         self.minimum_budget = self._minimum()
-        if isinstance(budget, bool) or not isinstance(budget, int) or budget < self.minimum_budget:
+        if not is_whole(budget) or budget < self.minimum_budget:
             raise ValueError(
                 f"budget is {budget!r}; expected a whole number of at least {self.minimum_budget} "
                 "tokens, which is what a request's frame, a name and the start of a question take"
             )
-        if not isinstance(history, int) or history < 0:
-            raise ValueError(f"history is {history!r}; expected a whole number of at least 0")
+        check_whole("history", history, 0)
         self.budget = budget
         self.history = history
 

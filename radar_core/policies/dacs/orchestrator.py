@@ -32,6 +32,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from radar_core.anchors import Anchor
+from radar_core.checks import check_whole
 from radar_core.discussion.model import Answer, Model, Request
 from radar_core.methods import Method
 from radar_core.policies.dacs.context import MODES, BuiltContext, ContextBuilder, Mode
@@ -121,8 +122,7 @@ class Orchestrator:
     ) -> None:
         limits = dict(max_new_tokens=max_new_tokens, max_turns=max_turns, attempts=attempts)
         for name, value in limits.items():
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} is {value!r}; expected a whole number of at least 1")
+            check_whole(name, value, 1)
         if not max_seconds > 0:
             raise ValueError(f"max_seconds is {max_seconds!r}; expected a time above 0")
         if mode not in MODES:

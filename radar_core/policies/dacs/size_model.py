@@ -5,6 +5,8 @@ Source: DACS, arXiv 2604.07911, section 3.6.
 
 from __future__ import annotations
 
+from radar_core.checks import check_whole
+
 __all__ = ["efficiency_ratio", "flat_size", "focus_size", "registry_size"]
 
 
@@ -54,6 +56,5 @@ def efficiency_ratio(agents: int, focus: float, entry: float) -> float:
 
 
 def _checked(agents: int) -> int:
-    if isinstance(agents, bool) or not isinstance(agents, int) or agents < 1:
-        raise ValueError(f"agents is {agents!r}; expected a whole number of at least 1")
+    check_whole("agents", agents, 1)
     return agents

@@ -6,6 +6,8 @@ import inspect
 from collections.abc import Callable, Sized
 from typing import Any, Protocol
 
+from radar_core.checks import check_whole
+
 __all__ = ["EstimatedTokenizer", "TokenCounter", "Tokenizer", "largest"]
 
 
@@ -30,8 +32,7 @@ class EstimatedTokenizer:
     """
 
     def __init__(self, characters: int = 4) -> None:
-        if not isinstance(characters, int) or characters < 1:
-            raise ValueError(f"characters is {characters!r}; expected a whole number of at least 1")
+        check_whole("characters", characters, 1)
         self.characters = characters
 
     def encode(self, text: str) -> Sized:

@@ -322,14 +322,8 @@ class Steered:
         self, messages: Messages | Prompt, inputs: Mapping[str, Any], generate: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Return what a prompt's selector has read of it with this very model, as a cache."""
-        model = unwrapped(self.model)
         selector = getattr(getattr(messages, "chosen", None), "selector", None)
-        if selector is None or not hasattr(selector, "cache_for"):
-            return {}
-        most = unchanged_tokens(model, self.method, inputs["anchors"], dict(generate))
-        ids = inputs["input_ids"][0].tolist()
-        cache = selector.cache_for(ids, model=model, most=most)
-        return {} if cache is None else {cache_name(model): cache}
+        return read_already(self.model, self.method, selector, inputs, generate)
 
     def _batch(
         self,
@@ -355,6 +349,34 @@ class Steered:
             "attention_mask": mask.to(device),
             "anchors": anchored.to(device),
         }
+
+
+def read_already(
+    model: Any,
+    method: Method,
+    selector: Any,
+    inputs: Mapping[str, Any],
+    generate: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return what a selector has read of a prompt with the very model that is to answer it.
+
+    Args:
+        model: the model that answers.
+        method: the steering method of the answer.
+        selector: what chose the anchors; it may have read nothing, or be None.
+        inputs: the prompt alone, with its anchors, as `Steered.prepare` returns it.
+        generate: further arguments of `generate`.
+
+    Returns:
+        The cache under the name by which the model takes it, up to the first token that steering
+        changes; empty if there is none.
+    """
+    if not hasattr(selector, "cache_for"):
+        return {}
+    model = unwrapped(model)
+    most = unchanged_tokens(model, method, inputs["anchors"], dict(generate))
+    cache = selector.cache_for(inputs["input_ids"][0].tolist(), model=model, most=most)
+    return {} if cache is None else {cache_name(model): cache}
 
 
 @torch.no_grad()

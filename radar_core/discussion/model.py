@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from radar_core.anchors import Anchor
 from radar_core.methods import Method
@@ -24,6 +24,8 @@ class Request:
         temperature: 0 answers greedily.
         seed: of a sampled answer.
         speaker: name of the agent that speaks, for models that tell agents apart.
+        selector: what chose the anchors; a model that it has read the prompt with may go on from
+            that.
     """
 
     messages: Sequence[Mapping[str, str]]
@@ -33,6 +35,7 @@ class Request:
     temperature: float = 0.0
     seed: int = 0
     speaker: str | None = None
+    selector: Any = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True)

@@ -358,7 +358,12 @@ class _Talk:
             error.add_note(f"in {agent.name}'s policy, round {turn.round}, task {self.task.id!r}")
             raise
         request = self._request(turn, "message", 0, context.messages, discussion.max_new_tokens)
-        request = replace(request, anchors=tuple(context.anchors), method=context.method)
+        request = replace(
+            request,
+            anchors=tuple(context.anchors),
+            method=context.method,
+            selector=context.selector,
+        )
         answers = tuple(answer for answer in asked if answer is not None)
         return _Prompt(agent, turn.round, request, context.seconds, answers)
 

@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 from radar_core.checks import check_whole, is_number, is_whole
 from radar_core.discussion.model import Answer, Request
 from radar_core.methods import Method
-from radar_core.steered import Steered, check_fits
+from radar_core.steered import Steered, check_fits, read_already
 
 __all__ = ["SteeredModel"]
 
@@ -34,7 +34,8 @@ class SteeredModel:
     alone would get, up to rounding, and so are sampled ones, which `sample_logits` draws.
 
     A policy that reads the same model to choose, by an `Attention` selector, must not do so while a
-    batch runs, which raises: discuss one task at a time with it (`run_many(..., at_once=1)`).
+    batch runs, which raises: discuss one task at a time with it (`run_many(..., at_once=1)`). A
+    request that is answered alone goes on from what was read to choose its anchors.
 
     Args:
         model: a decoder-only transformers model in evaluation mode.
@@ -191,13 +192,15 @@ class SteeredModel:
             options["temperature"] = first.temperature
             options["seed"] = [request.seed for request, _ in sound]
         batch: dict[str, Any] = self._joined([inputs for _, inputs in sound])
+        options |= self.options
+        model, method = self.steered.model, self._method(first)
+        if len(sound) == 1:
+            options |= read_already(model, method, first.selector, batch, options)
         if not first.anchors:
             del batch["anchors"]
-        steered = Steered(
-            self.steered.model, self.steered.tokenizer, self._method(first), sampler="radar"
-        )
+        steered = Steered(model, self.steered.tokenizer, method, sampler="radar")
         started = time.perf_counter()
-        out = steered.generate(**(batch | options | self.options))
+        out = steered.generate(**(batch | options))
         seconds = time.perf_counter() - started
         sequences = out if isinstance(out, Tensor) else out.sequences
         length = batch["input_ids"].shape[1]

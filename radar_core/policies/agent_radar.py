@@ -122,7 +122,8 @@ class AgentRadarPolicy:
         prompt = self._prompt(turn)
         seconds = time.perf_counter() - begun
         if not self.appended:
-            return Context(prompt.messages, prompt.anchors, self.method, seconds)
+            selector = prompt.chosen.selector
+            return Context(prompt.messages, prompt.anchors, self.method, seconds, selector)
         return Context(_with_chosen_appended(turn, prompt), seconds=seconds)
 
     def _prompt(self, turn: Turn) -> Prompt:

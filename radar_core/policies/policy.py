@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from radar_core.anchors import Anchor
 from radar_core.methods import Method
@@ -52,12 +52,15 @@ class Context:
         anchors: spans of the messages' contents to steer towards; none steers nothing.
         method: the steering method for the anchors; None leaves the choice to the model's own.
         seconds: time that choosing took, model calls left out.
+        selector: what chose the anchors. If it read the prompt with the very model that answers,
+            as `Attention` does, the answer can go on from that.
     """
 
     messages: Sequence[Mapping[str, str]]
     anchors: Sequence[Anchor] = ()
     method: Method | None = None
     seconds: float = 0.0
+    selector: Any = field(default=None, compare=False)
 
 
 class Policy(Protocol):

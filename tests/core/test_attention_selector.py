@@ -1,6 +1,8 @@
 """Selection by the model's own attention, and the reply that goes on from what it has read."""
 
+import asyncio
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,9 +12,12 @@ from hypothesis import strategies as st
 
 from radar_core import SPA, AgentRadar, Anchor, AttentionBias, Steered, Topology
 from radar_core.anchors import RenderedPrompt
+from radar_core.discussion import Agent, ByLast, Discussion, SteeredModel
+from radar_core.policies import AgentRadarPolicy
 from radar_core.relevance import Combined, Lexical, ScoredSentence, sentence_spans
 from radar_core.relevance.attention import Attention, token_sentences
 from radar_core.relevance.selector import Reading, Selector
+from radar_core.schedule import Schedule
 
 FACTS = (
     "Ana leads the project. The budget is 40,000 euros. The venue holds 300 people. "
@@ -215,6 +220,36 @@ def test_what_a_method_changes_is_read_under_it(smollm2):
     first = min(token for anchor in reply.anchors for token in anchor.tokens)
     assert lengths[0] == reply.usage.prompt_tokens - first > 1
     assert reply == steered.chat(prompt.messages, prompt.anchors, **options)
+
+
+def test_an_agent_goes_on_from_what_its_policy_read(smollm2):
+    class Forgetful(AgentRadarPolicy):
+        async def context(self, turn, ask):
+            return replace(await super().context(turn, ask), selector=None)
+
+    def talked(kind):
+        policy = kind(
+            selector=Attention(smollm2.model, smollm2.tokenizer),
+            method=AttentionBias(2.0, queries="generated"),
+            top_k=1,
+        )
+        discussion = Discussion(
+            [Agent("ana", "planner"), Agent("ben", "solver")],
+            Schedule.chain(["ana", "ben"]),
+            SteeredModel(smollm2.model, smollm2.tokenizer),
+            policy,
+            rounds=1,
+            decision=ByLast(),
+            max_new_tokens=8,
+        )
+        return lengths_of(smollm2.model, lambda: asyncio.run(discussion.run("Name a color.")))
+
+    (lengths, outcome), (anew, fresh) = talked(AgentRadarPolicy), talked(Forgetful)
+    assert [said.answer.text for said in outcome.spoken] == [
+        said.answer.text for said in fresh.spoken
+    ]
+    assert outcome.spoken[1].answer.anchor_tokens > 0
+    assert sum(anew) - sum(lengths) == outcome.spoken[1].answer.prompt_tokens - 1
 
 
 def test_another_model_reads_for_itself(smollm2):

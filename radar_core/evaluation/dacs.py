@@ -25,7 +25,7 @@ from radar_core.policies.dacs.metrics import Graded, grade, measure
 from radar_core.policies.dacs.orchestrator import STEERING_PROMPT, Orchestrator
 from radar_core.policies.dacs.registry import Status
 from radar_core.policies.dacs.requests import SteeringRequest
-from radar_core.policies.dacs.tokens import Tokenizer
+from radar_core.policies.tokens import Tokenizer
 
 if TYPE_CHECKING:
     from radar_core.evaluation.command import Arguments

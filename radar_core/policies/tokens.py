@@ -1,24 +1,32 @@
-"""Counting tokens for budgets."""
+"""Counting tokens for budgets, in the tokenizer's own count."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Sized
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
-__all__ = ["token_counter"]
+__all__ = ["Tokenizer", "plain_counter", "token_counter"]
 
 _BYTES_A_TOKEN = 4
 _REMEMBERED = 16_384
 
 
-def token_counter(tokenizer: Any = None) -> Callable[[str], int]:
+class Tokenizer(Protocol):
+    """Whatever turns a text into tokens: a transformers tokenizer, say."""
+
+    def encode(self, text: str) -> Sized:
+        """Return the tokens of a text; only their number matters here."""
+        ...
+
+
+def token_counter(tokenizer: Tokenizer | None = None) -> Callable[[str], int]:
     """Build a function that counts the tokens of a text and remembers what it counted.
 
     Args:
-        tokenizer: anything with `encode(text)` that returns something with a length, such as a
-            transformers tokenizer, which is asked to add no special tokens; None estimates one
-            token for every four bytes of UTF-8, rounded up.
+        tokenizer: as in `plain_counter`; None estimates one token for every four bytes of UTF-8,
+            rounded up.
 
     Returns:
         The function, from str to int; many threads may call it.
@@ -28,19 +36,35 @@ def token_counter(tokenizer: Any = None) -> Callable[[str], int]:
     """
     if tokenizer is None:
         return lambda text: -(-len(text.encode()) // _BYTES_A_TOKEN)
-    if isinstance(tokenizer, str) or not callable(getattr(tokenizer, "encode", None)):
+    return lru_cache(maxsize=_REMEMBERED)(plain_counter(tokenizer))
+
+
+def plain_counter(tokenizer: Tokenizer) -> Callable[[str], int]:
+    """Build a function that counts the tokens of a text, without special ones around it.
+
+    Args:
+        tokenizer: has `encode(text)`; one that knows `add_special_tokens`, as those of transformers
+            do, is told to add none.
+
+    Returns:
+        The function, from str to int; an empty text has no token.
+
+    Raises:
+        ValueError: if the tokenizer has no `encode`.
+    """
+    encode = getattr(tokenizer, "encode", None)
+    if isinstance(tokenizer, str) or not callable(encode):
         raise ValueError(
-            "tokenizer must have encode(text), as transformers tokenizers have, or be None for an "
-            f"estimate, got {type(tokenizer).__name__}"
+            "tokenizer must have encode(text), as the model's own has, got "
+            f"{type(tokenizer).__name__}; EstimatedTokenizer() gives a rough count"
         )
-    settings: dict[str, Any] = {"add_special_tokens": False}
+    options = _without_special_tokens(encode)
+    return lambda text: len(encode(text, **options)) if text else 0
+
+
+def _without_special_tokens(encode: Callable[..., Any]) -> dict[str, bool]:
     try:
-        tokenizer.encode("a", **settings)
-    except TypeError:  # it knows no such argument
-        settings = {}
-
-    @lru_cache(maxsize=_REMEMBERED)
-    def count(text: str) -> int:
-        return len(tokenizer.encode(text, **settings))
-
-    return count
+        parameters = inspect.signature(encode).parameters
+    except (TypeError, ValueError):  # a builtin that does not say what it takes
+        return {}
+    return {"add_special_tokens": False} if "add_special_tokens" in parameters else {}

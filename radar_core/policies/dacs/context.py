@@ -38,7 +38,8 @@ from typing import Literal, get_args
 from radar_core.checks import check_whole, is_whole
 from radar_core.policies.dacs.registry import MAX_ID_TOKENS, RegistryEntry, Status, Urgency
 from radar_core.policies.dacs.requests import Exchange, FocusContext
-from radar_core.policies.dacs.tokens import TokenCounter, Tokenizer, largest
+from radar_core.policies.dacs.tokens import TokenCounter, largest
+from radar_core.policies.tokens import Tokenizer
 
 __all__ = ["MODES", "BuiltContext", "ContextBuilder", "Mode"]
 

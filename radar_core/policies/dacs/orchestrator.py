@@ -45,7 +45,8 @@ from radar_core.policies.dacs.requests import (
     SteeringRequest,
     SteeringResponse,
 )
-from radar_core.policies.dacs.tokens import TokenCounter, Tokenizer
+from radar_core.policies.dacs.tokens import TokenCounter
+from radar_core.policies.tokens import Tokenizer
 from radar_core.transcript import check_unicode
 
 __all__ = ["DEFAULT_PATH", "FollowUp", "Orchestrator", "State"]

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from radar_core.policies.dacs.log import EventLog, timestamp
-from radar_core.policies.dacs.tokens import TokenCounter, Tokenizer
+from radar_core.policies.dacs.tokens import TokenCounter
+from radar_core.policies.tokens import Tokenizer
 from radar_core.transcript import check_unicode
 
 __all__ = [

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sized
-from typing import Any, Protocol
 
 from radar_core.checks import check_whole
+from radar_core.policies.tokens import Tokenizer, plain_counter
 
-__all__ = ["EstimatedTokenizer", "TokenCounter", "Tokenizer", "largest"]
-
-
-class Tokenizer(Protocol):
-    """Whatever turns a text into tokens: a transformers tokenizer, say."""
-
-    def encode(self, text: str) -> Sized:
-        """Return the tokens of a text; only their number matters here."""
-        ...
+__all__ = ["EstimatedTokenizer", "TokenCounter", "largest"]
 
 
 class EstimatedTokenizer:
@@ -43,32 +34,14 @@ class TokenCounter:
     """Counts a text's tokens without the special ones that a tokenizer may put around it.
 
     Args:
-        tokenizer: has `encode(text)`; a transformers tokenizer is told to add no special tokens.
+        tokenizer: as in `plain_counter`; `EstimatedTokenizer()` for a rough count.
 
     Raises:
         ValueError: `tokenizer` has no `encode`.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        encode = getattr(tokenizer, "encode", None)
-        if isinstance(tokenizer, str) or not callable(encode):
-            raise ValueError(
-                f"tokenizer is a {type(tokenizer).__name__} without encode(text); pass the model's "
-                "own tokenizer, or EstimatedTokenizer() for a rough count"
-            )
-        self._encode: Callable[..., Sized] = encode
-        self._options = _plain_options(encode)
-
-    def count(self, text: str) -> int:
-        """Count a text's tokens.
-
-        Args:
-            text: any text; an empty one has none.
-
-        Returns:
-            Their number.
-        """
-        return len(self._encode(text, **self._options)) if text else 0
+        self.count = plain_counter(tokenizer)
 
     def beginning(self, text: str, tokens: int) -> str:
         """Cut a text at its end.
@@ -109,11 +82,3 @@ def largest(most: int, fits: Callable[[int], bool]) -> int | None:
         else:
             high = middle
     return low
-
-
-def _plain_options(encode: Callable[..., Any]) -> dict[str, bool]:
-    try:
-        parameters = inspect.signature(encode).parameters
-    except (TypeError, ValueError):  # a builtin that does not say what it takes
-        return {}
-    return {"add_special_tokens": False} if "add_special_tokens" in parameters else {}

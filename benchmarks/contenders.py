@@ -17,7 +17,7 @@ from benchmarks.discussion import Prompt, first_run
 SPA_STRENGTH = 1.4
 BIAS = 2.0
 # Prompts times tokens up to which everyone takes part; beyond, only those that bars are about.
-EVERYONE_UP_TO = 4096
+EVERYONE_UP_TO = 2048
 # Tokens up to which PASTA's dense masks, one for every layer and head, stay below a gigabyte.
 PASTA_UP_TO = 2048
 

@@ -52,9 +52,8 @@ EVERYWHERE = ("unsteered", "radar-unsteered", "radar-bias", "radar-spa")
 # Replies a round where all contenders run; 1 for the others. The bar between these two is the
 # narrowest.
 REPLIES = {"radar-unsteered": 2, "radar-bias": 2}
-# Prompts times tokens up to which every round is run; beyond, as many fewer, two at least.
+# Prompts times tokens up to which every round is run; beyond, as many fewer, one at least.
 ALL_ROUNDS_UP_TO = 2048
-LEAST_ROUNDS = 2
 
 
 @dataclass(frozen=True)
@@ -115,7 +114,7 @@ class Settings:
     def rounds(self, tokens: int, batch: int) -> int:
         """Return how many rounds prompts of a length are timed for."""
         fewer = round(self.repeats * ALL_ROUNDS_UP_TO / (tokens * batch))
-        return min(self.repeats, max(fewer, LEAST_ROUNDS))
+        return min(self.repeats, max(fewer, 1))
 
 
 # What `--grid` measures where nothing else is asked for.
@@ -123,8 +122,8 @@ GRID = Settings(
     prompts=(512, 1024, 2048, 4096, 8192),
     dtypes=("bf16",),
     positions=(0.5,),
-    tokens=12,
-    repeats=4,
+    tokens=8,
+    repeats=3,
     model=QWEN,
     batches=(1, 4, 16),
     most_tokens=8192,

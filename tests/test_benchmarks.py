@@ -308,7 +308,7 @@ def test_rounds_get_fewer_and_work_is_skipped_where_there_are_many_tokens(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     grid = end_to_end.GRID
-    assert [grid.rounds(tokens, 1) for tokens in grid.prompts] == [4, 4, 4, 2, 2]
+    assert [grid.rounds(tokens, 1) for tokens in grid.prompts] == [3, 3, 3, 2, 1]
     assert end_to_end.Settings(repeats=1).rounds(8192, 4) == 1
     assert max(tokens * batch for tokens, batch in grid.sizes) <= grid.most_tokens
     assert {batch for _, batch in grid.sizes} == {1, 4, 16} and (8192, 1) in grid.sizes

@@ -79,6 +79,7 @@ SCHEDULES: Mapping[str, Callable[[Sequence[str], int], Schedule]] = {
     "layered": lambda names, seed: Schedule.layered(names),
     "chain": lambda names, seed: Schedule.chain(names),
     "debate": lambda names, seed: Schedule.debate(names),
+    "star": lambda names, seed: Schedule.star(names),
 }
 WARM_UP = Task("Name a color.", id="warm-up")
 
@@ -99,7 +100,7 @@ class Discussions:
         rounds: in how many rounds.
         samples: of self-consistency.
         max_new_tokens: length limit of a message, in tokens.
-        schedule: "random", "complete", "layered", "chain" or "debate".
+        schedule: "random", "complete", "layered", "chain", "debate" or "star".
         fixed_length: no message ends before its length limit, so that times compare the same work.
         training: what "agent-prune" and "agent-dropout" learn on; none of the tasks.
         seed: of the random schedule, the order of arms, all draws and intervals.

@@ -8,7 +8,7 @@ conflict prompts ask the same of a single changed fact, against what the model h
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -158,7 +158,11 @@ class Evidence:
         prompts = {name: self._prompt(question, reported, name) for name in self.selectors}
         rendered = render_chat(self.tokenizer, next(iter(prompts.values())).messages)
         check_fits(self.model, len(rendered), max(len(answer), self.reply_tokens))
-        scorer = Scorer(self.model, torch.tensor([rendered.input_ids]))
+        scorer = Scorer(
+            self.model,
+            torch.tensor([rendered.input_ids]),
+            cache=self._read(rendered.input_ids, prompts.values()),
+        )
 
         def row(name: str, scored: Scored, **more: Any) -> dict[str, Any]:
             (chances,) = scored.log_probabilities
@@ -221,6 +225,15 @@ class Evidence:
         if not prompt.chosen.sentences:
             raise ValueError(f"no sentence was chosen by {selector!r}: {prompt.chosen.explanation}")
         return prompt
+
+    def _read(self, input_ids: Sequence[int], prompts: Iterable[Prompt]) -> Any:
+        """Return what a selector has read of the prompt with the very model; None if none has."""
+        for selector in (prompt.chosen.selector for prompt in prompts):
+            if hasattr(selector, "cache_for"):
+                cache = selector.cache_for(input_ids, model=self.model)
+                if cache is not None:
+                    return cache
+        return None
 
     def _appended(self, prompt: Prompt, question: Question, scorer: Scorer) -> Scorer:
         """Return the scorer of the prompt with the chosen sentences repeated before the task."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from radar_core.hooks.attachment import attach, check_anchors, layer_plans
 from radar_core.hooks.branches import rotates_by_length
-from radar_core.hooks.cache import empty_cache
+from radar_core.hooks.cache import CACHE_NAMES, cache_name, empty_cache
 from radar_core.hooks.provenance import Provenance
 from radar_core.methods import Method, NoSteering
 
@@ -52,12 +52,16 @@ class Scorer:
         model: a transformers causal language model in evaluation mode.
         input_ids: int64 [1, prompt], template and generation prompt included; at least two tokens.
         other: the scorer of a prompt that begins the same, so that this need not be run again.
+        cache: instead, a transformers cache of the prompt's first tokens, unsteered, which then
+            belongs to this object; as a selector's `cache_for` gives it.
 
     Raises:
         ValueError: the prompt is too short.
     """
 
-    def __init__(self, model: Any, input_ids: Tensor, other: Scorer | None = None) -> None:
+    def __init__(
+        self, model: Any, input_ids: Tensor, other: Scorer | None = None, cache: Any = None
+    ) -> None:
         if input_ids.dim() != 2 or input_ids.shape[0] != 1 or input_ids.shape[1] < 2:
             raise ValueError(
                 f"input_ids has shape {list(input_ids.shape)}; expected [1, prompt tokens], two of "
@@ -65,14 +69,14 @@ class Scorer:
             )
         self.model = model
         self.ids = input_ids.to(model.device)
-        self._cache_name = "past_key_values"
+        self._cache_name = cache_name(model)
         self._cache: Any = None
         # What the last method that changes the prompt's keys has made of all but its last token.
         self._steered: tuple[Provenance, Any] | None = None
         # Such rotations depend on the length of a pass, so that a shared prefix would differ.
         self._shares = not rotates_by_length(model)
         if self._shares:
-            self._prefill(other)
+            self._prefill(other, cache)
 
     @torch.no_grad()
     def score(
@@ -119,8 +123,7 @@ class Scorer:
         """Run tokens behind a cache: float32 logits [kept, vocabulary] and the grown cache."""
         given = {} if cache is None else {self._cache_name: cache}
         out = self.model(ids, use_cache=True, logits_to_keep=keep, **given)
-        self._cache_name = "cache" if "cache" in out else "past_key_values"  # 5.24 renamed it
-        return out.logits[0].float(), out[self._cache_name]
+        return out.logits[0].float(), next(out[name] for name in CACHE_NAMES if name in out)
 
     def _answer(self, first: Tensor, answer: Sequence[int], cache: Any) -> tuple[float, ...]:
         ids = torch.tensor([list(answer)], device=self.ids.device)
@@ -145,12 +148,10 @@ class Scorer:
     # -- what is shared ----------------------------------------------------------------------------
 
     @torch.no_grad()
-    def _prefill(self, other: Scorer | None) -> None:
-        """Run all of the prompt but its last token unsteered, going on from another's."""
+    def _prefill(self, other: Scorer | None, cache: Any) -> None:
+        """Run all of the prompt but its last token unsteered, going on from what there is."""
         length = self.ids.shape[1] - 1
-        cache = None
         if other is not None and other._cache is not None:
-            self._cache_name = other._cache_name
             both = min(length, other.ids.shape[1] - 1)
             same = (self.ids[0, :both] == other.ids[0, :both]).long()
             cache = _first(other._cache, int(same.cumprod(0).sum()))

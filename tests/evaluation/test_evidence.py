@@ -115,6 +115,22 @@ def test_every_arm_has_a_row_with_what_it_did(experiment: Evidence, model: Any):
     assert asked["mass_before"] > bias["mass_before"]
 
 
+def test_what_the_model_has_read_to_choose_is_not_run_again(arguments: Any, model: Any):
+    def tokens_of(selector: str) -> tuple[int, int]:
+        experiment = build(arguments(anchors=selector, arms="answer"))
+        ran = []
+        hook = model.get_input_embeddings().register_forward_hook(
+            lambda module, given, output: ran.append(given[0].numel())
+        )
+        rows = experiment.measure(experiment.items()[0][1])
+        hook.remove()
+        return sum(ran), rows[0]["prompt_tokens"]
+
+    (alone, prompt), (read, _) = tokens_of("gold"), tokens_of("attention")
+    # The selector's own reading of the prompt, its query and the blank one, but no second prompt.
+    assert alone < read < alone + prompt
+
+
 def test_appended_sentences_stand_before_the_task(experiment: Evidence, model: Any, tokenizer: Any):
     item = experiment.questions[1]
     prompt = experiment._prompt(item, report(item), "gold")

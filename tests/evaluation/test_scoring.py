@@ -11,6 +11,7 @@ from torch import Tensor
 
 from radar_core.evaluation.arms import Arm, arms
 from radar_core.evaluation.scoring import Scored, Scorer
+from radar_core.hooks.cache import cache_name
 from radar_core.methods import SPA, AttentionBias, Method, NoSteering
 from radar_core.steered import Steered, attention_mass
 from tests.models.tiny import biased_logits, eager_twin, hidden_logits, prompts, tiny_model
@@ -182,6 +183,22 @@ def test_a_prompt_that_begins_like_another_goes_on_from_it(model: Any):
         for answer, chances in zip(ANSWERS, found.log_probabilities, strict=True):
             expected = uncached(model, NoSteering(), nothing[:, : ids.shape[1]], answer, ids)
             assert chances == pytest.approx(expected, abs=1e-5)
+
+
+def test_what_a_selector_has_read_is_gone_on_from():
+    model = tiny_model("Llama")
+    counter = Counter(model)
+    cache = model(IDS[:, :20], use_cache=True)[cache_name(model)]
+    counter.taken()
+    scorer = Scorer(model, IDS, cache=cache)
+    assert counter.taken() == 30 - 20
+    for method in (NoSteering(), AttentionBias(2.0), AttentionBias(2.0, queries="generated")):
+        found = scorer.score(method, ANCHORS, ANSWERS)
+        expected = Scorer(model, IDS).score(method, ANCHORS, ANSWERS)
+        for chances, others in zip(
+            found.log_probabilities, expected.log_probabilities, strict=True
+        ):
+            assert chances == pytest.approx(others, abs=1e-5)
 
 
 class Counter:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from radar_core.anchors import Anchor
-from radar_core.checks import is_number, is_whole
+from radar_core.checks import check_has, is_number, is_whole
 from radar_core.relevance.dense import Dense, Relevance, cosines
 from radar_core.relevance.score import (
     Decay,
@@ -444,11 +444,7 @@ def _selector(encoder: Any, selector: Selector | None) -> Selector:
             "give an encoder or a selector, not both; an encoder goes into the selector, as in "
             "selector=Dense(encoder)"
         )
-    if not isinstance(selector, Selector):
-        raise ValueError(
-            f"a selector has a method similarities(reading), got {type(selector).__name__}; an "
-            "encoder goes under its own name"
-        )
+    check_has("selector", selector, "similarities", "Dense(encoder) or Lexical()")
     return selector
 
 

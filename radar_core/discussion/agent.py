@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from radar_core.checks import check_has
 from radar_core.policies.policy import Policy
 
-__all__ = ["Agent"]
+__all__ = ["Agent", "names_of"]
 
 
 @dataclass(frozen=True)
@@ -39,8 +41,21 @@ class Agent:
             value = getattr(self, field)
             if not isinstance(value, str) and (value is not None or field == "system"):
                 raise ValueError(f"{self.name}'s {field} must be a str, got {value!r}")
-        if self.policy is not None and not callable(getattr(self.policy, "context", None)):
+        if self.policy is not None:
+            check_has(f"{self.name}'s policy", self.policy, "context", "FullContext()")
+
+
+def names_of(agents: Iterable[Agent]) -> list[str]:
+    """Return the agents' names.
+
+    Raises:
+        ValueError: one of them is no `Agent`.
+    """
+    names = []
+    for agent in agents:
+        if not isinstance(agent, Agent):
             raise ValueError(
-                f"{self.name}'s policy has no context(turn, ask): expected a policy such as "
-                f"FullContext(), got {self.policy!r}"
+                f"agents must hold Agent objects, such as Agent('ann', 'planner'), got {agent!r}"
             )
+        names.append(agent.name)
+    return names

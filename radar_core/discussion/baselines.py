@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from radar_core.checks import check_whole
-from radar_core.discussion.agent import Agent
+from radar_core.discussion.agent import Agent, names_of
 from radar_core.discussion.decision import ByLast, ByMajority
 from radar_core.discussion.model import Model
 from radar_core.discussion.runner import Discussion
@@ -127,7 +127,7 @@ def chain(
         The discussion.
     """
     usual: dict[str, Any] = {"rounds": 1, "decision": ByLast()}
-    schedule = Schedule.chain([agent.name for agent in agents])
+    schedule = Schedule.chain(names_of(agents))
     return Discussion(agents, schedule, model, policy or FullContext(), **(usual | options))
 
 
@@ -160,5 +160,5 @@ def debate(
         agents = [replace(SOLVER, name=name) for name in names]
         options.setdefault("temperature", 0.7)
     options.setdefault("decision", ByMajority(parse))
-    schedule = Schedule.debate([agent.name for agent in agents])
+    schedule = Schedule.debate(names_of(agents))
     return Discussion(agents, schedule, model, policy or DebatePolicy(), rounds, **options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import itertools
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -143,10 +144,16 @@ async def utilities(
 
     Raises:
         ValueError: one of them is no finite number.
+        TypeError: `utility` is not async.
     """
-    found = await asyncio.gather(
-        *(utility(graph, item) for graph, item in zip(graphs, items, strict=True))
-    )
+    awaited = [utility(graph, item) for graph, item in zip(graphs, items, strict=True)]
+    for one in awaited:
+        if not inspect.isawaitable(one):
+            raise TypeError(
+                f"utility returned a {type(one).__name__}; expected an awaitable of a number: make "
+                "it an async function"
+            )
+    found = await asyncio.gather(*awaited)
     gained = torch.tensor([float(one) for one in found], dtype=torch.float64)
     if not bool(gained.isfinite().all()):
         raise ValueError(f"a utility must be a finite number, got {gained.tolist()}")

@@ -214,8 +214,15 @@ def _difference(found: Any, wanted: Any, where: str = "") -> str:
         for key in dict.fromkeys((*found, *wanted)):
             if found.get(key) != wanted.get(key) or (key in found) != (key in wanted):
                 return _difference(found.get(key), wanted.get(key), f"{where}.{key}".strip("."))
-    if isinstance(found, list) and isinstance(wanted, list) and len(found) == len(wanted):
+    if isinstance(found, list) and isinstance(wanted, list):
+        if len(found) != len(wanted):
+            return f"{where} had {len(found)} entries and has {len(wanted)}"
         for place, (one, other) in enumerate(zip(found, wanted, strict=True)):
             if one != other:
                 return _difference(one, other, f"{where}[{place}]")
-    return f"{where} was {json.dumps(found)[:200]} and is {json.dumps(wanted)[:200]}"
+    was, now = json.dumps(found), json.dumps(wanted)
+    pairs = enumerate(zip(was, now, strict=False))
+    same = next((place for place, (one, other) in pairs if one != other), min(len(was), len(now)))
+    start = max(0, same - 40) if max(len(was), len(now)) > 200 else 0
+    cut = "..." * (start > 0)
+    return f"{where} was {cut}{was[start : start + 200]} and is {cut}{now[start : start + 200]}"

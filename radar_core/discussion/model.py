@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from radar_core.anchors import Anchor
+from radar_core.checks import check_has
 from radar_core.methods import Method
 
-__all__ = ["Answer", "Model", "Request"]
+__all__ = ["Answer", "Model", "Request", "answer_of", "check_model"]
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,10 @@ class Answer:
     anchor_tokens: int = 0
 
 
+# Errors that come again however often one asks.
+LASTING_ERRORS = (ValueError, TypeError, AttributeError, NotImplementedError)
+
+
 class Model(Protocol):
     """Answers prompts; many may be under way at once."""
 
@@ -73,3 +79,48 @@ class Model(Protocol):
             ValueError: the request has anchors and the model cannot steer.
         """
         ...
+
+
+def check_model(model: Any) -> None:
+    """Check that something can be asked, as far as can be told before it is.
+
+    Args:
+        model: what is to answer.
+
+    Raises:
+        ValueError: it is a class, a model of transformers, or cannot be called.
+    """
+    example = "SteeredModel(model, tokenizer) or CallableModel(function)"
+    check_has("model", model, "__call__", example)
+    if callable(getattr(model, "get_input_embeddings", None)):
+        raise ValueError(
+            f"model is a {type(model).__name__}, which takes token ids; expected "
+            "SteeredModel(model, tokenizer)"
+        )
+
+
+async def answer_of(model: Model, request: Request) -> Answer:
+    """Ask a model, and check that it answers as a model has to.
+
+    Args:
+        model: the model.
+        request: the prompt.
+
+    Returns:
+        Its answer.
+
+    Raises:
+        TypeError: it returned no awaitable, or that gave no `Answer` with a text.
+    """
+    awaited: Any = model(request)
+    if not inspect.isawaitable(awaited):
+        raise TypeError(
+            f"the model returned a {type(awaited).__name__}; expected an awaitable of an Answer: "
+            "wrap a function from messages to text as CallableModel(function)"
+        )
+    answer = await awaited
+    if not isinstance(answer, Answer):
+        raise TypeError(f"the model answered with a {type(answer).__name__}; expected an Answer")
+    if not isinstance(answer.text, str):
+        raise TypeError(f"the model's answer has the text {answer.text!r}; expected a str")
+    return answer

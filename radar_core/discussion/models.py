@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import inspect
 import threading
 import time
@@ -21,14 +22,17 @@ class CallableModel:
     Args:
         function: takes a list of dicts with "role" and "content" and returns a str, or an awaitable
             of one. One that is not async runs in worker threads, several at once.
-        name: what a discussion's log calls the model; None for the function's name.
+        name: what a discussion's log calls the model; None for the function's name, and for a
+            lambda a digest of what it does besides.
     """
+
+    can_steer = False
 
     def __init__(self, function: Callable[[list[dict[str, str]]], Any], name: str | None = None):
         if not callable(function):
             raise ValueError(f"function must be callable, got {function!r}")
         self.function = function
-        self.settings = {"name": name or getattr(function, "__qualname__", type(function).__name__)}
+        self.settings = {"name": name or _name_of(function)}
 
     async def __call__(self, request: Request) -> Answer:
         """Answer one prompt; see `Model`."""
@@ -51,6 +55,8 @@ class ClientModel:
             newer models of OpenAI's own.
     """
 
+    can_steer = False
+
     def __init__(
         self,
         client: Any,
@@ -63,8 +69,8 @@ class ClientModel:
             create = client.chat.completions.create
         except AttributeError:
             raise ValueError(
-                f"client is a {type(client).__name__} without chat.completions.create; expected "
-                "one such as openai.OpenAI(base_url=...)"
+                f"client, of type {type(client).__name__}, has no chat.completions.create; "
+                "expected one such as openai.OpenAI(base_url=...)"
             ) from None
         self._create = create
         self.model = model
@@ -108,6 +114,8 @@ class PipelineModel:
         pipeline: a `transformers.pipeline("text-generation", ...)` with a chat template.
         options: further arguments of its `generate`, such as {"top_p": 0.9}.
     """
+
+    can_steer = False
 
     def __init__(self, pipeline: Any, *, options: Mapping[str, Any] | None = None) -> None:
         if getattr(pipeline, "task", None) != "text-generation":
@@ -159,10 +167,21 @@ def refuse_anchors(request: Request, what: str) -> None:
     """Raise ValueError if a request has anchors and so needs a model that can steer."""
     if request.anchors:
         raise ValueError(
-            f"the prompt of {request.speaker or 'this request'} has {len(request.anchors)} anchors "
-            f"and {what} cannot steer; use SteeredModel(model, tokenizer), or a policy without "
-            "anchors such as FullContext()"
+            f"the prompt of {request.speaker or 'this request'} is to be steered "
+            f"(anchors: {len(request.anchors)}) and {what} cannot steer; use "
+            "SteeredModel(model, tokenizer), or a policy without anchors, such as FullContext() or "
+            "AgentRadarPolicy(appended=True)"
         )
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    name = getattr(function, "__qualname__", type(function).__name__)
+    code = getattr(function, "__code__", None)
+    if not name.endswith("<lambda>") or code is None:
+        return name
+    # Lambdas have one name for all, and a log must not take one's answers for another's.
+    does = repr((code.co_code, code.co_consts, code.co_names)).encode()
+    return f"{name} {hashlib.sha256(does).hexdigest()[:8]}"
 
 
 async def called(function: Callable[..., Any], *arguments: Any) -> Any:

@@ -12,11 +12,18 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from radar_core.checks import check_whole, is_number
-from radar_core.discussion.agent import Agent
+from radar_core.checks import check_has, check_whole, is_number
+from radar_core.discussion.agent import Agent, names_of
 from radar_core.discussion.decision import ByReference, Decision
 from radar_core.discussion.log import Log
-from radar_core.discussion.model import Answer, Model, Request
+from radar_core.discussion.model import (
+    LASTING_ERRORS,
+    Answer,
+    Model,
+    Request,
+    answer_of,
+    check_model,
+)
 from radar_core.discussion.outcome import Outcome, Spoken, Verdict
 from radar_core.discussion.rounds import Rounds
 from radar_core.discussion.settings import described
@@ -31,8 +38,6 @@ __all__ = ["Discussion", "DiscussionError"]
 Progress = Callable[[int, int], None]
 
 DECIDE = "decide"
-# Errors that come again however often one asks.
-LASTING_ERRORS = (ValueError, TypeError, NotImplementedError)
 
 
 class DiscussionError(RuntimeError):
@@ -93,16 +98,9 @@ class Discussion:
             check_whole("rounds", self.rounds, 1)
         if not is_number(self.backoff) or not 0 <= self.backoff < float("inf"):
             raise ValueError(f"backoff must be seconds of at least 0, got {self.backoff!r}")
-        if not callable(getattr(self.policy, "context", None)):
-            raise ValueError(
-                f"policy has no context(turn, ask): expected one such as FullContext(), got "
-                f"{self.policy!r}"
-            )
-        if not callable(self.model):
-            raise ValueError(
-                f"model is a {type(self.model).__name__}; expected one such as "
-                "SteeredModel(model, tokenizer) or CallableModel(function)"
-            )
+        check_has("policy", self.policy, "context", "FullContext()")
+        check_has("decision", self.decision, "decide", "ByLast()")
+        check_model(self.model)
         if isinstance(self.schedule, Rounds) and self.rounds not in (None, len(self.schedule)):
             raise ValueError(
                 f"rounds is {self.rounds}, but the schedule has {len(self.schedule)} rounds"
@@ -355,7 +353,7 @@ class _Talk:
         try:
             context = await (agent.policy or discussion.policy).context(turn, ask)
         except Exception as error:
-            error.add_note(f"in {agent.name}'s policy, round {turn.round}, task {self.task.id!r}")
+            error.add_note(f"in {agent.name}'s policy, round {turn.round}, {self.task.label}")
             raise
         request = self._request(turn, "message", 0, context.messages, discussion.max_new_tokens)
         request = replace(
@@ -419,7 +417,7 @@ class _Talk:
         if record.get("prompt") != _digest(request):
             raise ValueError(
                 f"the log has another prompt as call {number} of {turn.receiver}'s policy in round "
-                f"{turn.round} of task {self.task.id!r}; a policy must write the same prompts for "
+                f"{turn.round} of {self.task.label}; a policy must write the same prompts for "
                 "the same turn, so use another log"
             )
         return _answer(record)
@@ -430,7 +428,7 @@ class _Talk:
         discussion = self.discussion
         for attempt in range(1, discussion.attempts + 1):
             try:
-                answer = await discussion.model(request)
+                answer = await answer_of(discussion.model, request)
                 Message(key[2], key[1], answer.text)  # raises for what no transcript can hold
                 break
             except Exception as error:
@@ -444,7 +442,7 @@ class _Talk:
         return answer
 
     def _explained(self, key: tuple[str, int, str, str, int], attempt: int, error: Any) -> str:
-        task, round, agent, call, _ = key
+        _, round, agent, call, _ = key
         whose = f"{agent}'s policy" if call == "policy" else agent
         tries = "once" if attempt == 1 else f"{attempt} times"
         kept = (
@@ -453,8 +451,8 @@ class _Talk:
             else f"what was said so far is in {self.log.path}, run again to go on from it"
         )
         return (
-            f"the model was asked {tries} for {whose} in round {round} of task {task!r} and failed "
-            f"({type(error).__name__}: {error}); {kept}"
+            f"the model was asked {tries} for {whose} in round {round} of {self.task.label} and "
+            f"failed ({type(error).__name__}: {error}); {kept}"
         )
 
 
@@ -501,10 +499,7 @@ def _check_agents(agents: Sequence[Agent], schedule: Any) -> None:
             f"schedule is a {type(schedule).__name__}; expected a Schedule such as "
             "Schedule.random(names), a Topology, or Rounds"
         )
-    for agent in agents:
-        if not isinstance(agent, Agent):
-            raise ValueError(f"agents must hold Agent objects, got {agent!r}")
-    names = [agent.name for agent in agents]
+    names = names_of(agents)
     if sorted(names) != sorted(schedule.agents):
         raise ValueError(
             f"the agents are {', '.join(names) or 'none'}, but the schedule knows "

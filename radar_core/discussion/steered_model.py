@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 import weakref
 from collections import deque
@@ -17,6 +16,8 @@ from torch.nn.functional import pad
 
 from radar_core.checks import check_whole, is_number, is_whole
 from radar_core.discussion.model import Answer, Request
+from radar_core.hooks.attachment import unwrapped
+from radar_core.hooks.turns import turn
 from radar_core.methods import Method
 from radar_core.steered import Steered, check_fits, read_already
 
@@ -33,9 +34,8 @@ class SteeredModel:
     none. Every row has its own anchors and its own seed: greedy answers are those that a request
     alone would get, up to rounding, and so are sampled ones, which `sample_logits` draws.
 
-    A policy that reads the same model to choose, by an `Attention` selector, must not do so while a
-    batch runs, which raises: discuss one task at a time with it (`run_many(..., at_once=1)`). A
-    request that is answered alone goes on from what was read to choose its anchors.
+    A policy that reads with the same model to choose, by an `Attention` selector, takes turns with
+    the batches. A request that is answered alone goes on from what was read to choose its anchors.
 
     Args:
         model: a decoder-only transformers model in evaluation mode.
@@ -67,7 +67,6 @@ class SteeredModel:
         self.batch_size = batch_size
         self.options = dict(options or {})
         self.template = dict(template or {})
-        self._lock = threading.Lock()
         self._queues: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Queue] = (
             weakref.WeakKeyDictionary()
         )
@@ -150,7 +149,7 @@ class SteeredModel:
 
     def _answer(self, requests: Sequence[Request]) -> list[Answer | Exception]:
         """Answer requests that go together; what is wrong with one of them is its answer alone."""
-        with self._lock:
+        with turn(unwrapped(self.steered.model)):
             prepared = [self._prepare(request) for request in requests]
             sound = [
                 (request, inputs)

@@ -41,6 +41,11 @@ class Task:
             object.__setattr__(self, "id", self.digest)
 
     @property
+    def label(self) -> str:
+        """What a message calls it: its id, and how its text begins where that says no more."""
+        return f"task {self.id!r}" + f" ({self.text[:60]!r})" * (self.id == self.digest)
+
+    @property
     def digest(self) -> str:
         """Sixteen characters that differ between tasks with different texts or notes."""
         content = json.dumps([self.text, dict(self.notes)], sort_keys=True)

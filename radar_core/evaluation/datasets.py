@@ -28,6 +28,14 @@ Record = Mapping[str, Any]
 Item = TypeVar("Item")
 
 DATASETS = ("hotpotqa", "musique", "2wiki")
+# What a record may be instead of what was expected, by a field that only it has.
+_LOOKS = {
+    "paragraphs": "this is a question with paragraphs: load_questions, any `radar eval` but dacs",
+    "problem": "this is a problem as in MATH-500: load_problems, `radar eval discussion`",
+    "options": "this is a choice as in MMLU-Pro: load_choices, `radar eval discussion`",
+    "context_answer": "this is a conflict prompt: load_conflicts, `radar eval evidence`",
+    "messages": "this is a conversation: load_talks, `radar inspect`",
+}
 _REASONED = re.compile(r".*\banswer is:?\s*(.+?)\.?\s*$", re.DOTALL | re.IGNORECASE)
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -133,7 +141,10 @@ def _load(source: Source, build: Callable[[Record, int], Item]) -> list[Item]:
             item = build(record, number)
         except KeyError as error:
             fields = ", ".join(sorted(record))
-            raise ValueError(f"{where}: the field {error} is missing; got {fields}") from None
+            looks = "".join(f"; {said}" for name, said in _LOOKS.items() if name in record)
+            raise ValueError(
+                f"{where}: the field {error} is missing; got {fields}{looks}"
+            ) from None
         except (AttributeError, IndexError, TypeError, ValueError) as error:
             raise ValueError(f"{where}: {error}") from None
         name = item.id  # type: ignore[attr-defined]

@@ -21,6 +21,7 @@ from radar_core.hooks.branches import rotates_by_length
 from radar_core.hooks.cache import cache_name, given_cache
 from radar_core.hooks.prompts import setting
 from radar_core.hooks.provenance import Provenance
+from radar_core.hooks.turns import turn
 from radar_core.methods.method import Method, NoSteering
 from radar_core.methods.second_prompt import SecondPrompt
 from radar_core.methods.spa import SPA
@@ -107,7 +108,7 @@ class PromptReader:
                 "by Dense or Lexical"
             )
         sentence_of = sentence_of.to(model.device)
-        with self._lock, attach(model, NoSteering()) as steering:
+        with turn(model), self._lock, attach(model, NoSteering()) as steering:
             hook = steering.attention
             assert hook is not None
             try:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from radar_core.checks import is_number
+from radar_core.checks import check_has, is_number
 from radar_core.relevance.selector import Reading, Selector
 
 __all__ = ["By", "Combined"]
@@ -33,8 +33,8 @@ class Combined:
     query, so `top_k` suits it better than a threshold.
 
     Args:
-        selectors: a selector's weight by selector, or pairs (selector, weight); weights above 0,
-            of which only the proportions count.
+        selectors: selectors that count alike, pairs (selector, weight), or weights by selector;
+            weights are above 0, and only their proportions count.
         by: "value" or "rank".
 
     Raises:
@@ -43,13 +43,13 @@ class Combined:
 
     def __init__(
         self,
-        selectors: Mapping[Selector, float] | Iterable[tuple[Selector, float]],
+        selectors: Mapping[Selector, float] | Iterable[Selector | tuple[Selector, float]],
         by: By = "value",
     ) -> None:
         pairs = selectors.items() if isinstance(selectors, Mapping) else selectors
         self.selectors = tuple(_checked_pair(pair) for pair in pairs)
         if not self.selectors:
-            raise ValueError("a combination needs at least one pair (selector, weight), got none")
+            raise ValueError("a combination needs at least one selector, got none")
         if by not in _SCALES:
             raise ValueError(f"by must be one of {', '.join(_SCALES)}, got {by!r}")
         self.by: By = by
@@ -111,13 +111,13 @@ _SCALES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 }
 
 
-def _checked_pair(pair: tuple[Selector, float]) -> tuple[Selector, float]:
-    try:
-        selector, weight = pair
-    except (TypeError, ValueError):
-        raise ValueError(f"expected a pair (selector, weight), got {pair!r}") from None
-    if not isinstance(selector, Selector):
-        raise ValueError(f"a selector has a method similarities(reading), got {selector!r}")
+def _checked_pair(given: Selector | tuple[Selector, float]) -> tuple[Selector, float]:
+    """Return a selector and its weight, 1 where there is none."""
+    pair = given if isinstance(given, tuple | list) else (given, 1.0)
+    if len(pair) != 2:
+        raise ValueError(f"expected a selector or a pair (selector, weight), got {given!r}")
+    selector, weight = pair
+    check_has("a selector", selector, "similarities", "Dense(encoder) or Lexical()")
     if not is_number(weight) or not 0 < weight < float("inf"):
         raise ValueError(f"a selector's weight must be a finite number above 0, got {weight!r}")
     return selector, float(weight)

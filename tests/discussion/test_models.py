@@ -104,7 +104,7 @@ def test_a_client_may_tell_no_usage_and_must_tell_a_text():
     for broken in (response(None), SimpleNamespace(choices=[])):
         with pytest.raises(RuntimeError, match="m answered without a text"):
             ask(ClientModel(Completions(broken), "m"))
-    with pytest.raises(ValueError, match=r"without chat\.completions\.create"):
+    with pytest.raises(ValueError, match=r"has no chat\.completions\.create"):
         ClientModel(object(), "m")
 
 

@@ -22,6 +22,7 @@ saved and resumed sessions here follow the paper's text.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, replace
@@ -33,7 +34,7 @@ from typing import Any, Self
 
 from radar_core.anchors import Anchor
 from radar_core.checks import check_whole
-from radar_core.discussion.model import Answer, Model, Request
+from radar_core.discussion.model import Answer, Model, Request, answer_of, check_model
 from radar_core.methods import Method
 from radar_core.policies.dacs.context import MODES, BuiltContext, ContextBuilder, Mode
 from radar_core.policies.dacs.log import EventLog
@@ -50,6 +51,8 @@ from radar_core.policies.tokens import Tokenizer
 from radar_core.transcript import check_unicode
 
 __all__ = ["DEFAULT_PATH", "FollowUp", "Orchestrator", "State"]
+
+logger = logging.getLogger("radar_core")
 
 DEFAULT_PATH = "[no decision was reached: go on along your default path]"
 STEERING_PROMPT = (
@@ -130,6 +133,12 @@ class Orchestrator:
             raise ValueError(f"mode is {mode!r}; expected one of {', '.join(map(repr, MODES))}")
         if method is not None and mode != "soft":
             raise ValueError(f'method is for mode="soft", which steers; the mode is {mode!r}')
+        check_model(model)
+        if mode == "soft" and not getattr(model, "can_steer", True):
+            raise ValueError(
+                f'mode="soft" steers, which a {type(model).__name__} cannot; expected '
+                'SteeredModel(model, tokenizer), or mode="focus"'
+            )
         self.builder = ContextBuilder(tokenizer, budget, history)
         self.mode: Mode = mode
         self.log = EventLog() if log is None else log
@@ -360,6 +369,9 @@ class Orchestrator:
             if session.failures < self.attempts:
                 self._queue.put_back(session.place)
             else:
+                logger.warning(
+                    "%s gets no decision, as the model failed: %s", request.agent_id, reason
+                )
                 self._deliver(session, self._abandoned(session, reason))
         else:
             self._deliver(session, response)
@@ -522,11 +534,7 @@ class Orchestrator:
             start, end = built.focus
             steered = dict(anchors=[Anchor(1, start, end)], method=self._method)
         began = time.perf_counter()
-        answer = await self._model(Request(messages, **self._settings, **steered))
-        if not isinstance(answer, Answer):
-            raise TypeError(f"the model returned a {type(answer).__name__}; expected an Answer")
-        if not isinstance(answer.text, str):
-            raise TypeError(f"the model's answer has the text {answer.text!r}; expected a str")
+        answer = await answer_of(self._model, Request(messages, **self._settings, **steered))
         check_unicode("the model's answer", answer.text)  # it is part of later prompts
         self.log.write(
             "LLM_CALL",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Self
 
 from radar_core.policies.dacs.log import EventLog, timestamp
 from radar_core.policies.dacs.tokens import TokenCounter
@@ -31,7 +32,16 @@ MAX_SUMMARY_TOKENS = 100
 MAX_ID_TOKENS = 16  # so that an entry stays under 200 tokens and a context's frame under its budget
 
 
-class Status(StrEnum):
+class _OneOf(StrEnum):
+    """Names, of which an unknown one is refused by naming all of them."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> Self:
+        known = ", ".join(cls)
+        raise ValueError(f"{cls.__name__.lower()} is {value!r}; expected one of {known}")
+
+
+class Status(_OneOf):
     """What an agent is doing."""
 
     RUNNING = "RUNNING"
@@ -46,7 +56,7 @@ class Status(StrEnum):
         return self in (Status.COMPLETE, Status.FAILED)
 
 
-class Urgency(StrEnum):
+class Urgency(_OneOf):
     """How much an agent needs an answer.
 
     HIGH is blocked and may interrupt another agent's focus session; MEDIUM waits its turn; LOW is

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -109,17 +109,17 @@ class Dacs:
             for scenario in self.scenarios
         ]
 
-    def measure(self, item: Trial) -> list[dict[str, Any]]:
+    def measure(self, item: Trial) -> Iterator[dict[str, Any]]:
         """Play a trial under every arm.
 
         Args:
             item: the trial.
 
-        Returns:
+        Yields:
             A row for each arm: M1 ("accuracy"), M2 in both definitions, M3 (mean and 95th
             percentile), and every answer with what it was graded by.
         """
-        return [self._play(item, arm) for arm in self.arms]
+        yield from (self._play(item, arm) for arm in self.arms)
 
     def summarise(self, rows: Sequence[Row]) -> Summary:
         """Summarise rows; see `radar_core.evaluation.dacs.summarise`."""

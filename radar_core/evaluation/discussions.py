@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import json
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -163,7 +163,7 @@ class Discussions:
         """Return every task with its name."""
         return [(f"{dataset_of(item)}/{item.id}", item) for item in self.tasks]
 
-    def measure(self, item: Item) -> list[dict[str, Any]]:
+    def measure(self, item: Item) -> Iterator[dict[str, Any]]:
         """Run every arm on one item, in a random order.
 
         Before an arm runs for the first time in this process, it discusses a task that is not
@@ -172,7 +172,7 @@ class Discussions:
         Args:
             item: the item.
 
-        Returns:
+        Yields:
             A row for each arm, in the order in which they ran.
         """
         order = list(self.arms)
@@ -183,10 +183,8 @@ class Discussions:
             if arm not in self._warm:
                 asyncio.run(replace(discussion, max_new_tokens=4).run(WARM_UP))
                 self._warm.add(arm)
-        return [
-            self._row(arm, item, self._run(arm, discussions[arm], item), place)
-            for place, arm in enumerate(order)
-        ]
+        for place, arm in enumerate(order):
+            yield self._row(arm, item, self._run(arm, discussions[arm], item), place)
 
     def summarise(self, rows: Sequence[Row]) -> Summary:
         """Summarise rows; see `radar_core.evaluation.discussions_summary`."""

@@ -8,7 +8,7 @@ conflict prompts ask the same of a single changed fact, against what the model h
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -127,13 +127,13 @@ class Evidence:
         questions = [(f"{item.dataset}/{item.id}", item) for item in self.questions]
         return [*questions, *((f"conflict/{item.id}", item) for item in self.conflicts)]
 
-    def measure(self, item: Question | Conflict) -> list[dict[str, Any]]:
+    def measure(self, item: Question | Conflict) -> Iterator[dict[str, Any]]:
         """Score the answer under every arm.
 
         Args:
             item: a question or a conflict.
 
-        Returns:
+        Yields:
             A row for the unsteered model, then one for each arm: log-probabilities in nats, total
             and mean over the answer's tokens, and the share of attention on the anchors before and
             after.
@@ -152,7 +152,7 @@ class Evidence:
 
     # -- questions ---------------------------------------------------------------------------------
 
-    def _measure_question(self, question: Question) -> list[dict[str, Any]]:
+    def _measure_question(self, question: Question) -> Iterator[dict[str, Any]]:
         reported = report(question)
         answer = self._tokens(question.answers[0])
         prompts = {name: self._prompt(question, reported, name) for name in self.selectors}
@@ -184,7 +184,7 @@ class Evidence:
             return scorer.score(arm.method, mask, [answer], self.reply_tokens)
 
         unsteered = Arm(UNSTEERED, NoSteering())
-        rows = [row(UNSTEERED, scored(scorer, unsteered, None))]
+        yield row(UNSTEERED, scored(scorer, unsteered, None))
         for name, prompt in prompts.items():
             masks = [_mask(rendered, prompt.anchors[:-1]), _mask(rendered, prompt.anchors)]
             before = [scorer.score(NoSteering(), mask, [answer]).mass for mask in masks]
@@ -204,8 +204,7 @@ class Evidence:
                         "mass": found.mass,
                         "anchor_tokens": int(mask.sum()),
                     }
-                rows.append(row(f"{name}: {arm.label}", found, **about))
-        return rows
+                yield row(f"{name}: {arm.label}", found, **about)
 
     def _prompt(self, question: Question, reported: Reported, selector: str) -> Prompt:
         """Write the solver's prompt; its anchors are the chosen sentences, then the question."""
@@ -251,7 +250,7 @@ class Evidence:
 
     # -- conflicts ---------------------------------------------------------------------------------
 
-    def _measure_conflict(self, conflict: Conflict) -> list[dict[str, Any]]:
+    def _measure_conflict(self, conflict: Conflict) -> Iterator[dict[str, Any]]:
         rendered = render_text(self.tokenizer, conflict.prompt)
         mask = _mask(rendered, [_fact(conflict)])
         answers = [self._tokens(conflict.context_answer), self._tokens(conflict.memorised_answer)]
@@ -271,12 +270,11 @@ class Evidence:
             }
 
         unsteered = scorer.score(NoSteering(), mask, answers)
-        rows = [row(UNSTEERED, unsteered)]
+        yield row(UNSTEERED, unsteered)
         for arm in arms(self.model, self.arm_set, question=False):
             about = {"anchors": GOLD, "label": arm.label, "mass_before": unsteered.mass}
             found = scorer.score(arm.method, mask, answers)
-            rows.append(row(f"{GOLD}: {arm.label}", found, **about))
-        return rows
+            yield row(f"{GOLD}: {arm.label}", found, **about)
 
     def _tokens(self, text: str) -> list[int]:
         return self.tokenizer(text, add_special_tokens=False).input_ids

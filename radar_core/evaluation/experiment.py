@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -20,12 +20,14 @@ class Table:
         columns: the heads of its columns.
         rows: the cells, str or numbers; None for an empty one.
         note: what a reader has to know below it; "" for nothing.
+        detail: whether it is for the report alone, too long for a terminal.
     """
 
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str | float | int | None]]
     note: str = ""
+    detail: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,8 +73,11 @@ class Experiment(Protocol):
         """Return what is measured: (a name that no other item has, the item)."""
         ...
 
-    def measure(self, item: Any) -> list[dict[str, Any]]:
-        """Measure one item: rows of JSON values, each with the "arm" it belongs to."""
+    def measure(self, item: Any) -> Iterable[dict[str, Any]]:
+        """Measure one item: rows of JSON values, each with the "arm" it belongs to.
+
+        Rows that come one by one, from a generator, show how far it is.
+        """
         ...
 
     def summarise(self, rows: Sequence[Row]) -> Summary:

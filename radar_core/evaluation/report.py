@@ -31,7 +31,7 @@ FEW = 100
 
 
 def print_summary(console: Console, summary: Summary, items: int) -> None:
-    """Print the tables, each with its note.
+    """Print the tables, each with its note; of those with details only what they are.
 
     Args:
         console: where to.
@@ -39,10 +39,14 @@ def print_summary(console: Console, summary: Summary, items: int) -> None:
         items: how many items it rests on.
     """
     for table in summary.tables:
+        if table.detail:
+            continue
         console.print(_rich(table))
         if table.note:
             console.print(table.note)
         console.print()
+    if details := [table.title for table in summary.tables if table.detail]:
+        console.print(f"In {REPORT} besides: {'; '.join(details)}.")
     console.print(note_on(items))
 
 
@@ -82,6 +86,7 @@ def as_dict(summary: Summary, header: Header, items: int) -> dict[str, Any]:
                 "columns": list(table.columns),
                 "rows": [list(row) for row in table.rows],
                 "note": table.note,
+                "detail": table.detail,
             }
             for table in summary.tables
         ],

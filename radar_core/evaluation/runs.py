@@ -13,12 +13,12 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 from radar_core.evaluation.experiment import Experiment, Row
 from radar_core.file_lock import hold
@@ -173,6 +173,10 @@ class Run(AbstractContextManager["Run"]):
         os.fsync(self._file.fileno())
 
 
+# Seconds after which a line says where an item is.
+LONG_SILENCE = 20.0
+
+
 def execute(
     experiment: Experiment,
     folder: Path,
@@ -205,17 +209,20 @@ def execute(
     with Run(folder, header, fresh=fresh) as run:
         wanted = [(name, item) for name, item in items if name not in run.done]
         interrupted = False
-        with _progress(len(items), len(items) - len(wanted)) as advance:
+        with _progress(len(items), len(items) - len(wanted)) as progress:
             try:
                 for name, item in wanted:
                     start = time.perf_counter()
+                    rows = []
                     try:
-                        rows = experiment.measure(item)
+                        for row in experiment.measure(item):
+                            rows.append(row)
+                            progress.row(name, len(rows), str(row.get("arm", "")))
                     except ValueError as error:
                         raise ValueError(f"item {name!r}: {error}") from error
                     seconds = time.perf_counter() - start
                     run.add(name, rows, seconds)
-                    advance(seconds)
+                    progress.item(seconds)
             except KeyboardInterrupt:
                 interrupted = True
         done = sum(name in run.done for name in names)
@@ -378,38 +385,70 @@ def _sync_folder(folder: Path) -> None:
 # -- progress --------------------------------------------------------------------------------------
 
 
+class _Progress(Protocol):
+    """Shows how far a run is."""
+
+    def row(self, item: str, rows: int, arm: str) -> None:
+        """Note that an item under way has got another row, of this arm."""
+
+    def item(self, seconds: float) -> None:
+        """Note that an item is done, and how long it took."""
+
+
 @contextmanager
-def _progress(total: int, done: int) -> Iterator[Callable[[float], None]]:
-    """Yield what counts an item and the seconds it took: a bar on a terminal, a line elsewhere."""
+def _progress(total: int, done: int) -> Iterator[_Progress]:
+    """Yield what shows how far a run is: a bar on a terminal, lines elsewhere."""
     if not sys.stderr.isatty():
-        yield _lines(total, done)
+        yield _Lines(total, done)
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
+    from rich.progress import TextColumn as Text
     from rich.progress import TimeRemainingColumn as Remaining
 
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), Remaining())
+    text = Text("{task.description}", markup=False)
     # An item may take minutes, of which the default would look at the last half.
     with Progress(
-        *columns, console=Console(stderr=True), transient=True, speed_estimate_period=3600
+        *columns, text, console=Console(stderr=True), transient=True, speed_estimate_period=3600
     ) as progress:
-        task = progress.add_task("", total=total, completed=done)
-        yield lambda seconds: progress.update(task, advance=1)
+        yield _Bar(progress, progress.add_task("", total=total, completed=done))
 
 
-def _lines(total: int, done: int) -> Callable[[float], None]:
-    spent: list[float] = []
+class _Bar:
+    def __init__(self, progress: Any, task: Any) -> None:
+        self._progress, self._task = progress, task
 
-    def line(seconds: float) -> None:
-        spent.append(seconds)
-        so_far = done + len(spent)
-        left = (total - so_far) * sum(spent) / len(spent)
-        print(
-            f"[{so_far}/{total}] {seconds:.1f} s, about {left / 60:.1f} min left",
-            file=sys.stderr,
-            flush=True,
-        )
+    def row(self, item: str, rows: int, arm: str) -> None:
+        self._progress.update(self._task, description=f"{item}: {arm}")
 
-    if done:
-        print(f"[{done}/{total}] done before, going on", file=sys.stderr, flush=True)
-    return line
+    def item(self, seconds: float) -> None:
+        self._progress.update(self._task, advance=1, description="")
+
+
+class _Lines:
+    def __init__(self, total: int, done: int) -> None:
+        self._total, self._done = total, done
+        self._spent: list[float] = []
+        self._said = time.monotonic()
+        if done:
+            going = "nothing is left to measure" if done == total else "going on"
+            self._say(f"[{done}/{total}] done before, {going}")
+
+    def row(self, item: str, rows: int, arm: str) -> None:
+        if time.monotonic() - self._said >= LONG_SILENCE:
+            self._say(f"[{self._so_far}/{self._total}] {item}: row {rows}, {arm}")
+
+    def item(self, seconds: float) -> None:
+        self._spent.append(seconds)
+        left = (self._total - self._so_far) * sum(self._spent) / len(self._spent)
+        counted = f"[{self._so_far}/{self._total}]"
+        self._say(f"{counted} {seconds:.1f} s, about {left / 60:.1f} min left")
+
+    @property
+    def _so_far(self) -> int:
+        return self._done + len(self._spent)
+
+    def _say(self, text: str) -> None:
+        self._said = time.monotonic()
+        print(text, file=sys.stderr, flush=True)

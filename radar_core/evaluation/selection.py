@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -134,13 +134,13 @@ class Selection:
         """Return every question with its name."""
         return [(f"{item.dataset}/{item.id}", item) for item in self.questions]
 
-    def measure(self, item: Question) -> list[dict[str, Any]]:
+    def measure(self, item: Question) -> Iterator[dict[str, Any]]:
         """Compare the selectors on one question.
 
         Args:
             item: the question.
 
-        Returns:
+        Yields:
             For each selector: rows of the kind "ranking", without and with decays (area under the
             curve, and recall and precision of the best); of the kind "threshold", with decays
             (precision, which is None where nothing is chosen, recall, and the number chosen); and
@@ -151,7 +151,6 @@ class Selection:
         """
         reported = report(item)
         topology, rounds = self.placement.place(reported, f"{item.dataset}/{item.id}")
-        rows = []
         for name, selector in self.selectors.items():
             radar = AgentRadar(topology, selector=selector, top_k=1)
             for message, when in zip(reported.transcript, rounds, strict=True):
@@ -164,8 +163,7 @@ class Selection:
                     f"of the question {item.id} as evidence; expected some, but not all"
                 )
             shared = {"arm": name, "dataset": item.dataset}
-            rows += [shared | row for row in self._rows(compared)]
-        return rows
+            yield from (shared | row for row in self._rows(compared))
 
     def summarise(self, rows: Sequence[Row]) -> Summary:
         """Summarise rows; see `radar_core.evaluation.selection.summarise`."""
@@ -384,6 +382,7 @@ def _thresholds(dataset: str, rows: Sequence[Row]) -> Table:
         cells,
         "Precision is the mean over the questions for which something is chosen. Selectors have "
         "scales of their own: a threshold of one says nothing about another.",
+        detail=True,
     )
 
 
@@ -403,6 +402,7 @@ def _decays(dataset: str, rows: Sequence[Row]) -> Table:
             for (arm, kind, value), found in groups.items()
         ],
         "The other decay is that of the run. Distances and rounds are drawn at random.",
+        detail=True,
     )
 
 

@@ -59,7 +59,7 @@ def test_every_arm_is_measured_and_counted():
         assert row["contamination_by_ids"] == 1
     sizes = {row["arm"]: row["context_tokens"] for row in rows}
     assert sizes["focus"] < sizes["flat"] == sizes["soft"] < sizes["fair_flat"]
-    assert [r["answers"] for r in made.measure(made.items()[1][1])] == [
+    assert [r["answers"] for r in list(made.measure(made.items()[1][1]))] == [
         r["answers"] for r in rows if r["item"] == "two/1"
     ]
     overall, by_size, against = summarise(rows).tables
@@ -76,7 +76,7 @@ def test_soft_anchors_what_focus_shows():
         seen.append(request)
         return Answer("saaz", 1, 1)
 
-    Dacs(model, Words(), (TWO,), arms=("soft",)).measure(experiment().items()[0][1])
+    list(Dacs(model, Words(), (TWO,), arms=("soft",)).measure(experiment().items()[0][1]))
     for request in seen:
         (anchor,) = request.anchors
         text = request.messages[anchor.message]["content"][anchor.start : anchor.end]
@@ -88,7 +88,7 @@ def test_a_model_that_fails_stops_the_experiment():
         raise OSError("no line")
 
     with pytest.raises(RuntimeError, match="got no decision: OSError: no line"):
-        Dacs(model, Words(), (TWO,)).measure(experiment().items()[0][1])
+        list(Dacs(model, Words(), (TWO,)).measure(experiment().items()[0][1]))
 
 
 def test_there_are_scenarios_of_each_size():
@@ -120,7 +120,7 @@ def test_trials_differ_in_the_order_of_asking_and_a_seed_gives_the_same_again():
             return Answer("none")
 
         made = Dacs(model, Words(), (SCENARIOS["festival_n10"],), ("focus",), trials=2, seed=seed)
-        made.measure(made.items()[trial][1])
+        list(made.measure(made.items()[trial][1]))
         return seen
 
     assert asked(0, 0) == asked(0, 0)

@@ -102,7 +102,7 @@ def test_every_arm_runs_and_is_accounted_for(small):
     # Learning takes many discussions; what it learns is tested where it is done.
     for arm in ("agent-prune", "agent-dropout"):
         built._learned[arm, "Question"] = built._schedule
-    rows = built.measure(QUESTION)
+    rows = list(built.measure(QUESTION))
     assert sorted(row["arm"] for row in rows) == sorted(ARMS)
     assert [row["place"] for row in rows] == list(range(len(ARMS)))
     by_arm = {row["arm"]: row for row in rows}
@@ -142,8 +142,8 @@ def test_an_arm_is_warmed_up_once_before_it_is_measured(small, monkeypatch):
 
     monkeypatch.setattr(Discussion, "run", noted)
     built = experiment(small, [PROBLEM], warm_up=True, arms=("full", "single"), rounds=1)
-    built.measure(PROBLEM)
-    built.measure(PROBLEM)
+    list(built.measure(PROBLEM))
+    list(built.measure(PROBLEM))
     assert asked == ["Name a color."] * 2 + [PROBLEM.problem] * 4
 
 
@@ -159,9 +159,9 @@ def test_pruning_learns_on_items_that_are_not_measured(small, monkeypatch):
     other = Problem("p2", "What is 2?", "2")
     built = experiment(small, [QUESTION], arms=("full", "agent-prune"), training=[other], rounds=1)
     with pytest.raises(ValueError, match="no item to learn on for agent-prune on hotpotqa"):
-        built.measure(QUESTION)
+        list(built.measure(QUESTION))
     built = experiment(small, [PROBLEM], arms=("full", "agent-prune"), training=[other], rounds=1)
-    assert len(built.measure(PROBLEM)) == len(built.measure(PROBLEM)) == 2
+    assert len(list(built.measure(PROBLEM))) == len(list(built.measure(PROBLEM))) == 2
     assert learned_on == [other]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,8 @@ def contents(prompt: Any) -> list[str]:
     return [prompt.messages[a.message]["content"][a.start : a.end] for a in prompt.anchors]
 
 
-def by_arm(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def by_arm(rows: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    rows = list(rows)
     held = {row["arm"]: row for row in rows}
     assert len(held) == len(rows)
     return held
@@ -102,7 +104,7 @@ def test_the_scores_are_those_of_the_rendered_prompt(
 
 
 def test_every_arm_has_a_row_with_what_it_did(experiment: Evidence, model: Any):
-    rows = experiment.measure(experiment.questions[0])
+    rows = list(experiment.measure(experiment.questions[0]))
     assert rows[0]["arm"] == UNSTEERED
     labels = [row["label"] for row in rows[1:]]
     assert labels == [arm.label for arm in arms(model, "quick", question=True)]
@@ -122,7 +124,7 @@ def test_what_the_model_has_read_to_choose_is_not_run_again(arguments: Any, mode
         hook = model.get_input_embeddings().register_forward_hook(
             lambda module, given, output: ran.append(given[0].numel())
         )
-        rows = experiment.measure(experiment.items()[0][1])
+        rows = list(experiment.measure(experiment.items()[0][1]))
         hook.remove()
         return sum(ran), rows[0]["prompt_tokens"]
 
@@ -176,7 +178,7 @@ def test_a_conflict_sets_the_context_against_memory(
 
 def test_replies_are_scored_where_asked_for(arguments: Any):
     experiment = build(arguments(replies="yes", reply_tokens="3"))
-    rows = experiment.measure(experiment.questions[0])
+    rows = list(experiment.measure(experiment.questions[0]))
     assert all(0 <= row["f1"] <= 1 for row in rows)
     assert experiment.settings["reply_tokens"] == 3
     assert build(arguments(reply_tokens="3")).settings["reply_tokens"] == 0
@@ -184,7 +186,7 @@ def test_replies_are_scored_where_asked_for(arguments: Any):
 
 def test_the_rows_hold_no_text_of_the_data(arguments: Any):
     experiment = build(arguments(limit=1, replies="yes", reply_tokens="2"))
-    rows = [experiment.measure(item) for _, item in experiment.items()]
+    rows = [list(experiment.measure(item)) for _, item in experiment.items()]
     text = json.dumps(rows).lower()
     assert all(word not in text for word in (SECRET, "person", "oslo", "delhi", *TOPICS))
 
@@ -196,7 +198,7 @@ def test_all_adds_the_arms_that_run_the_whole_prompt(arguments: Any, model: Any)
     assert set(quick) < set(everything) and len(set(everything)) == len(everything)
     assert "bias 2, first third, all tokens" in set(everything) - set(quick)
     experiment = build(arguments(arms="all", limit=1))
-    assert len(experiment.measure(experiment.questions[0])) == 1 + len(everything)
+    assert len(list(experiment.measure(experiment.questions[0]))) == 1 + len(everything)
 
 
 def test_the_thirds_are_the_upper_and_lower_layers(model: Any):
@@ -212,14 +214,14 @@ def test_a_question_without_evidence_has_no_gold(arguments: Any, tmp_path: Path)
         paragraph["supporting"] = []
     experiment = build(arguments(write(tmp_path / "bare.jsonl", [bare])))
     with pytest.raises(ValueError, match="marks no evidence here"):
-        experiment.measure(experiment.questions[0])
+        list(experiment.measure(experiment.questions[0]))
 
 
 def test_a_conflict_that_does_not_hold_its_fact_is_refused(arguments: Any, tmp_path: Path):
     odd = {**conflict(0), "prompt": "Redefine: Oslo is where it stands. The harbour stands in"}
     experiment = build(arguments(write(tmp_path / "odd.jsonl", [odd])))
     with pytest.raises(ValueError, match="does not hold its stem"):
-        experiment.measure(experiment.conflicts[0])
+        list(experiment.measure(experiment.conflicts[0]))
 
 
 @pytest.mark.parametrize(

@@ -88,6 +88,18 @@ def test_ctrl_c_keeps_what_is_done(tmp_path: Path):
     assert execute(Squares(4), tmp_path, HEADER).done == 4
 
 
+def test_a_long_item_tells_how_far_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("radar_core.evaluation.runs.LONG_SILENCE", 0.0)
+    execute(Squares(2), tmp_path, HEADER)
+    said = capsys.readouterr().err.splitlines()
+    assert said[:2] == ["[0/2] n0: row 1, one", "[0/2] n0: row 2, two"]
+    assert said[3] == "[1/2] n1: row 1, one"
+    execute(Squares(2), tmp_path, HEADER)
+    assert capsys.readouterr().err == "[2/2] done before, nothing is left to measure\n"
+
+
 def test_an_error_names_the_item_and_keeps_the_others(tmp_path: Path):
     def fail(number: int) -> None:
         if number == 1:

@@ -215,7 +215,7 @@ def test_it_is_built_from_the_command_line_and_runs(tmp_path, smollm2):
     experiment = build(arguments(tmp_path, smollm2, load_encoder(), farthest="2"))
     assert experiment.placement == Placement(2, 4, 3) and len(experiment.items()) == 1
     ((_, item),) = experiment.items()
-    rows = experiment.measure(item)
+    rows = list(experiment.measure(item))
     arms = list(dict.fromkeys(row["arm"] for row in rows))
     assert arms == ["dense", "dense-title", "lexical", "attention", "combined"]
     plain = {row["arm"]: row for row in of(rows, kind="ranking", decays="off")}

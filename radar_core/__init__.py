@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         SecondPrompt,
         TargetMass,
     )
-    from radar_core.recommended import recommended_method, recommended_radar
+    from radar_core.recommended import recommended_method, recommended_policy, recommended_radar
     from radar_core.relevance import Attention, Combined, Dense, Lexical, Relevance, Selector
     from radar_core.report import LayerReport, Report
     from radar_core.schedule import Schedule
@@ -60,7 +60,7 @@ _HOMES = {
         "SecondPrompt",
         "TargetMass",
     ),
-    "radar_core.recommended": ("recommended_method", "recommended_radar"),
+    "radar_core.recommended": ("recommended_method", "recommended_policy", "recommended_radar"),
     "radar_core.relevance": ("Attention", "Combined", "Dense", "Lexical", "Relevance", "Selector"),
     "radar_core.report": ("LayerReport", "Report"),
     "radar_core.schedule": ("Schedule",),
@@ -108,6 +108,7 @@ __all__ = [
     "Transcript",
     "attention_mass",
     "recommended_method",
+    "recommended_policy",
     "recommended_radar",
 ]
 

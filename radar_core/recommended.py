@@ -6,10 +6,16 @@ from typing import Any
 
 from radar_core.agent_radar import AgentRadar
 from radar_core.methods import TargetMass
+from radar_core.policies.agent_radar import AgentRadarPolicy
 from radar_core.relevance import Attention, Combined, Dense
 from radar_core.topology import Topology
 
-__all__ = ["recommended_method", "recommended_radar", "recommended_selector"]
+__all__ = [
+    "recommended_method",
+    "recommended_policy",
+    "recommended_radar",
+    "recommended_selector",
+]
 
 TARGET_MASS = 0.2
 TOP_K = 5
@@ -62,3 +68,20 @@ def recommended_radar(
     """
     selector = recommended_selector(Attention(model, tokenizer), Dense(encoder, title=True))
     return AgentRadar(topology, selector=selector, top_k=TOP_K, anchor_query=False)
+
+
+def recommended_policy(model: Any, tokenizer: Any, encoder: Any = None) -> AgentRadarPolicy:
+    """Build the policy of a discussion that chooses and steers as did best.
+
+    Args:
+        model: the model of the discussion's `SteeredModel`.
+        tokenizer: its tokenizer.
+        encoder: as in `AgentRadar`.
+
+    Returns:
+        `recommended_radar`'s selection with `recommended_method`, as a policy.
+    """
+    selector = recommended_selector(Attention(model, tokenizer), Dense(encoder, title=True))
+    return AgentRadarPolicy(
+        selector=selector, method=recommended_method(model), top_k=TOP_K, anchor_query=False
+    )

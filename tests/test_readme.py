@@ -10,12 +10,21 @@ from pathlib import Path
 
 import torch
 
-from radar_core import SEKA, AttentionBias, Steered
+from radar_core import AttentionBias
+from radar_core.discussion import Answer
 from radar_core.embedded import ENCODER_PACKAGE, MODEL_PACKAGE
 from tests.models.tiny import prompts, tiny_model
 
-README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
-SNIPPETS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+FOLDER = Path(__file__).parent.parent
+
+
+def snippets(text):
+    return re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+
+
+README = (FOLDER / "README.md").read_text(encoding="utf-8")
+SNIPPETS = snippets(README)
+DISCUSSIONS = snippets((FOLDER / "docs" / "discussions.md").read_text(encoding="utf-8"))
 COMMANDS = re.findall(r"^    (.+)$", README, flags=re.MULTILINE)
 
 
@@ -53,18 +62,7 @@ def test_the_mask_example():
 
 def test_the_keys_example(smollm2, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    sentence = "The train leaves at half past six."
-    example = ("Tea costs two euros.", "two euros", "What does tea cost?", "Who is there?")
-    names = {
-        "model": smollm2.model,
-        "tokenizer": smollm2.tokenizer,
-        "examples": [example],
-        "text": f"Bob paints. {sentence} When does the train leave?",
-        "sentence": sentence,
-        "Steered": Steered,
-        "SEKA": SEKA,
-    }
-    exec(SNIPPETS[4], names)
+    exec(SNIPPETS[4], {"model": smollm2.model, "tokenizer": smollm2.tokenizer})
     assert "anchors' share before" in capsys.readouterr().out
 
 
@@ -75,7 +73,31 @@ def test_the_recommended_example(smollm2, capsys):
 
 def test_the_discussion_example(capsys):
     exec(SNIPPETS[3], {})
-    assert capsys.readouterr().out.startswith("I agree: ")
+    assert re.fullmatch(r"\d\d+ characters reached me\.\n", capsys.readouterr().out)
+
+
+def test_the_examples_of_discussions(smollm2, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    given = {"model": smollm2.model, "tokenizer": smollm2.tokenizer}
+    steered, baselines, orchestrator = DISCUSSIONS
+    exec(steered, given | {})
+    shown = capsys.readouterr().out
+    names = ["searcher", "critic", "solver", "decider"]
+    spoken = re.findall(r"^(\w+) (\d+) tokens anchored: ", shown, flags=re.MULTILINE)
+    assert [name for name, _ in spoken] == names
+    assert [int(count) > 0 for _, count in spoken] == [False, True, True, True]
+    assert len((tmp_path / "talk.jsonl").read_text(encoding="utf-8").splitlines()) >= 5
+    exec(baselines, {})
+    first, second, edges = capsys.readouterr().out.splitlines()
+    assert first == second == "rain" and "('ann', 'cid')" in edges
+    text = Answer("Put it aside.")
+
+    async def model(request):
+        return text
+
+    exec(orchestrator, given | {"model": model})
+    assert capsys.readouterr().out == "Put it aside.\nPut it aside.\n"
+    assert len((tmp_path / "events.jsonl").read_text(encoding="utf-8").splitlines()) > 8
 
 
 def test_the_experiments_are_there(tmp_path):

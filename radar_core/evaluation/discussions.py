@@ -46,8 +46,7 @@ from radar_core.policies.compaction import Compaction
 from radar_core.policies.full import FullContext
 from radar_core.policies.policy import Policy
 from radar_core.policies.rcr import RCRRouter
-from radar_core.recommended import TOP_K, recommended_method
-from radar_core.relevance import Attention, Combined, Dense
+from radar_core.recommended import TOP_K, recommended_method, recommended_policy
 from radar_core.schedule import Schedule
 from radar_core.topology import Topology
 
@@ -247,24 +246,15 @@ class Discussions:
     @cached_property
     def _policies(self) -> dict[str, Policy]:
         """Every policy by its arm's name, each with embeddings of its own."""
-        recommended: dict[str, Any] = {
-            "method": recommended_method(self.model),
-            "top_k": TOP_K,
-            "anchor_query": False,
-        }
-
-        def by_attention() -> Policy:
-            attention, dense = (
-                Attention(self.model, self.tokenizer),
-                Dense(self.encoder, title=True),
-            )
-            both = Combined([(attention, 1.0), (dense, 1.0)])
-            return AgentRadarPolicy(selector=both, **recommended)
-
         built: dict[str, Callable[[], Policy]] = {
             PLAIN: FullContext,
-            RADAR: lambda: AgentRadarPolicy(self.encoder, **recommended),
-            ATTENTION: by_attention,
+            RADAR: lambda: AgentRadarPolicy(
+                self.encoder,
+                method=recommended_method(self.model),
+                top_k=TOP_K,
+                anchor_query=False,
+            ),
+            ATTENTION: lambda: recommended_policy(self.model, self.tokenizer, self.encoder),
             PAPER: lambda: AgentRadarPolicy.paper(self.encoder),
             "rcr": lambda: RCRRouter(self.encoder, tokenizer=self.tokenizer),
             "compaction": lambda: Compaction(

@@ -9,11 +9,14 @@ verified by putting the messages back into the template's own parts.
 from __future__ import annotations
 
 import difflib
+import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, product
 from typing import Any
+
+import numpy as np
 
 from radar_core.checks import is_whole
 
@@ -125,11 +128,15 @@ class RenderedPrompt:
     def tokens_of(self, span: Span) -> list[int]:
         """Return the indices of the tokens whose characters overlap a span of `text`."""
         start, end = span
-        return [
-            index
-            for index, (first, last) in enumerate(self.token_spans)
-            if first < end and last > start and first < last
-        ]
+        first, last = self._token_bounds
+        found: list[int] = ((first < end) & (last > start) & (first < last)).nonzero()[0].tolist()
+        return found
+
+    @functools.cached_property
+    def _token_bounds(self) -> tuple[np.ndarray, np.ndarray]:
+        """The first character of every token, and the one past its last."""
+        bounds = np.array(self.token_spans, dtype=np.int64).reshape(-1, 2)
+        return bounds[:, 0], bounds[:, 1]
 
 
 def locate(text: str, haystack: str, occurrence: int | None = None) -> Span:

@@ -431,10 +431,11 @@ def place(
     Raises:
         ValueError: as in `Steered.chat`.
     """
+    spans = anchor_spans(rendered, anchors)
+    mask = anchor_mask(rendered, spans, include_template)
     found = []
-    for start, end in anchor_spans(rendered, anchors):
-        mask = anchor_mask(rendered, [(start, end)], include_template)
-        tokens = tuple(index for index, anchored in enumerate(mask) if anchored)
+    for start, end in spans:
+        tokens = tuple(index for index in rendered.tokens_of((start, end)) if mask[index])
         found.append(PlacedAnchor(rendered.text[start:end], start, end, tokens))
     return tuple(found)
 

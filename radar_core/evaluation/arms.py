@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from radar_core.methods import SPA, AttentionBias, Method, NoSteering, TargetMass
@@ -24,12 +24,14 @@ class Arm:
         method: its method.
         question: whether the question is anchored beside the sentences.
         appended: whether the sentences are repeated at the prompt's end instead of anchored.
+        others: whether the other sentences of the conversation are anchored instead.
     """
 
     label: str
     method: Method
     question: bool = False
     appended: bool = False
+    others: bool = False
 
 
 def arms(model: Any, chosen: str, question: bool) -> list[Arm]:
@@ -40,7 +42,7 @@ def arms(model: Any, chosen: str, question: bool) -> list[Arm]:
         chosen: "answer" for what steers the answer alone and shares one reading of the prompt,
             "quick" for SPA and appended sentences too, "all" also for biases of all tokens.
         question: whether there is a question that can be anchored, and a conversation that
-            sentences can be appended to.
+            sentences can be appended to and other sentences are in.
 
     Returns:
         The arms. A bias or target mass steers the answer's queries alone unless its label says "all
@@ -54,11 +56,11 @@ def arms(model: Any, chosen: str, question: bool) -> list[Arm]:
     parts = _parts(model.config.get_text_config(decoder=True).num_hidden_layers)
     answer = _answer_arms(parts, everything=chosen == "all")
     if chosen == "answer":
-        return answer
+        return [*answer, *(_others_arms(parts) if question else ())]
     steered = [_spa(strength) for strength in (1.2, 1.4, 2.0)]
     if question:
         steered = [Arm(APPENDED, NoSteering(), appended=True), *steered]
-        answer += [_with_question(arm) for arm in answer]
+        answer += [*map(_with_question, answer), *_others_arms(parts)]
     if chosen == "all":
         if question:
             steered += [_with_question(_spa(strength)) for strength in (1.2, 1.4, 2.0)]
@@ -88,6 +90,16 @@ def _answer_arms(parts: dict[str, list[int] | None], everything: bool) -> list[A
         for mass in (0.1, 0.2, 0.35, 0.5)
     ]
     return found
+
+
+def _others_arms(parts: dict[str, list[int] | None]) -> list[Arm]:
+    """The arms that turn the answer away from the sentences that were not chosen."""
+    return [
+        replace(_bias(-bias, part, parts[part], "generated"), label=label, others=True)
+        for part in ("all layers", "last third")
+        for bias in (1.0, 2.0)
+        for label in (f"others -{bias:g}, {part}",)
+    ]
 
 
 def _spa(strength: float) -> Arm:

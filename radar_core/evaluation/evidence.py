@@ -187,6 +187,7 @@ class Evidence:
         yield row(UNSTEERED, scored(scorer, unsteered, None))
         for name, prompt in prompts.items():
             masks = [_mask(rendered, prompt.anchors[:-1]), _mask(rendered, prompt.anchors)]
+            others = _mask(rendered, prompt.others)
             before = [scorer.score(NoSteering(), mask, [answer]).mass for mask in masks]
             for arm in arms(self.model, self.arm_set, question=True):
                 about: dict[str, Any] = {
@@ -196,6 +197,10 @@ class Evidence:
                 }
                 if arm.appended:
                     found = scored(self._appended(prompt, question, scorer), arm, None)
+                elif arm.others:
+                    mask = others if others.any() else None
+                    found = scored(scorer, arm, mask)
+                    about |= {"anchor_tokens": int(others.sum())}
                 else:
                     mask = masks[arm.question]
                     found = scored(scorer, arm, mask)

@@ -210,7 +210,7 @@ _SHARED_NOTE = (
     "below 0.05 by chance; better: share of the items with a gain; mass, steered: share of the "
     "last prompt token's attention on the anchors, before and under steering (SPA works on the "
     "output and leaves it). Biases and target masses steer the answer alone unless they say all "
-    "tokens."
+    "tokens. others: a negative bias on the sentences that are not anchored."
 )
 _NOTES = {
     False: "log p: log-probability of the gold answer, all its tokens together, in nats; per "

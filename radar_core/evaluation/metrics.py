@@ -96,8 +96,8 @@ def final_answer(text: str) -> str:
     Returns:
         The content of the last \boxed{...}; else what follows the last "answer is" or "answer:" up
         to the end of its line; else the first line that is not blank. Without a full stop at its
-        end, quotes or asterisks around it, and \text{...} and its like around any of it; "" if there
-        is none.
+        end, quotes or asterisks around it, and \text{...} and its like around any of it; "" if
+        there is none.
     """
     answer = _boxed(text)
     if answer is None:

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-from radar_core.file_lock import hold
+from radar_core.json_lines import JsonLines, parsed
 
 __all__ = ["Log"]
 
-logger = logging.getLogger("radar_core")
-
 FORMAT = 1
+_FIRST = b'{"radar_discussion"'
 
 Key = tuple[str, int, str, str, int]
 
@@ -30,7 +28,8 @@ class Log(AbstractContextManager["Log"]):
     "text", "prompt_tokens", "completion_tokens", "anchor_tokens", "seconds", "seed", "at", ...} for
     every answer, where "call" is "message" for what an agent says (with "policy_seconds") or
     "policy" for what its policy asked; {"failure", ...} for every failed attempt; and {"verdict",
-    "task", ...} when a task has ended. A last line that a crash cut off is dropped.
+    "task", ...} when a task has ended. A last line that a crash cut off is dropped, and one that
+    cannot be written is taken back, so that what it told counts as never said.
 
     Args:
         path: the file, which is made if need be; None keeps nothing.
@@ -45,7 +44,7 @@ class Log(AbstractContextManager["Log"]):
         self.path = None if path is None else Path(path)
         # As it reads back, so that it can be compared.
         self.settings = json.loads(json.dumps(settings))
-        self._file: BinaryIO | None = None
+        self._file: JsonLines | None = None
         self._calls: dict[Key, dict[str, Any]] = {}
         self._tasks: dict[str, dict[str, Any]] = {}
         self._ended: set[str] = set()
@@ -54,13 +53,15 @@ class Log(AbstractContextManager["Log"]):
         if self.path is None:
             return self
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = open(self.path, "a+b", buffering=0)
+        self._file = JsonLines(
+            self.path,
+            _FIRST,
+            taken=f"another discussion is writing {self.path}; wait for it, or give another path",
+            refused=f"{self.path} is no discussion's log; give another path",
+            dropped="what it told is asked again",
+        )
         try:
-            hold(
-                self._file,
-                f"another discussion is writing {self.path}; wait for it, or give another path",
-            )
-            self._read()
+            self._read(self._file.content)
         except BaseException:
             self._file.close()
             raise
@@ -83,8 +84,9 @@ class Log(AbstractContextManager["Log"]):
         """
         known = self._tasks.get(task)
         if known is None:
-            self._tasks[task] = {"text": text, "notes": dict(notes)}
-            self._write({"task": task, **self._tasks[task]})
+            known = {"text": text, "notes": dict(notes)}
+            self._write({"task": task, **known})
+            self._tasks[task] = known
         elif known != {"text": text, "notes": dict(notes)}:
             raise ValueError(
                 f"{self.path} has another task {task!r}, which begins {known['text'][:60]!r}; give "
@@ -105,11 +107,14 @@ class Log(AbstractContextManager["Log"]):
         Args:
             key: as in `find`.
             record: its fields, as JSON.
+
+        Raises:
+            OSError: it cannot be written, and is not found later.
         """
         task, round, agent, call, number = key
         line = {"call": call, "task": task, "round": round, "agent": agent, "number": number}
+        self._write({**line, **record, "at": _now()})
         self._calls[key] = {**line, **record}
-        self._write({**self._calls[key], "at": _now()})
 
     def failed(self, key: Key, attempt: int, error: BaseException) -> None:
         """Write that an attempt failed."""
@@ -123,36 +128,20 @@ class Log(AbstractContextManager["Log"]):
     def ended(self, task: str, verdict: Mapping[str, Any]) -> None:
         """Write what came of a task, once."""
         if task not in self._ended:
-            self._ended.add(task)
             self._write({"verdict": dict(verdict), "task": task, "at": _now()})
+            self._ended.add(task)
 
     def _write(self, record: Mapping[str, Any]) -> None:
-        if self._file is None:
-            return
-        # Unbuffered: what is written has left this process, whatever becomes of it.
-        line = memoryview(json.dumps(record, allow_nan=False).encode() + b"\n")
-        while line:
-            line = line[self._file.write(line) :]
+        if self._file is not None:
+            self._file.write(record)
 
-    def _read(self) -> None:
-        assert self._file is not None
-        self._file.seek(0)
-        content = self._file.read()
-        whole = content.rfind(b"\n") + 1
-        if whole < len(content):
-            _check_torn(content[:whole], content[whole:], self.path)
-            logger.warning(
-                "%s ends in the middle of a line, which a crash must have cut off; the line is "
-                "dropped and what it told is asked again",
-                self.path,
-            )
-            self._file.truncate(whole)
-        if not whole:
+    def _read(self, content: bytes) -> None:
+        if not content:
             self._write({"radar_discussion": FORMAT, "settings": self.settings})
             return
         records = [
             _parsed(line, f"{self.path}:{number}")
-            for number, line in enumerate(content[:whole].splitlines(), start=1)
+            for number, line in enumerate(content.splitlines(), start=1)
         ]
         self._check_header(records[0])
         for number, record in enumerate(records[1:], start=2):
@@ -181,6 +170,8 @@ class Log(AbstractContextManager["Log"]):
         elif "failure" in record:
             pass
         elif "call" in record:
+            if not isinstance(record["text"], str):
+                raise TypeError
             key = (record["task"], record["round"], record["agent"])
             self._calls[(*key, record["call"], record["number"])] = record
         else:
@@ -192,20 +183,11 @@ def _now() -> float:
     return round(time.time(), 3)
 
 
-def _check_torn(whole: bytes, torn: bytes, path: Path | None) -> None:
-    """Refuse to cut anything off a file that is no log."""
-    if not whole and not torn.startswith(b'{"radar_discussion"'[: len(torn)]):
-        raise ValueError(f"{path} is no discussion's log; give another path")
-
-
 def _parsed(line: bytes, where: str) -> dict[str, Any]:
     try:
-        record = json.loads(line)
+        return parsed(line)
     except ValueError as error:
-        raise ValueError(f"{where}: not JSON: {error}") from None
-    if not isinstance(record, dict):
-        raise ValueError(f"{where}: expected a JSON object, got {type(record).__name__}")
-    return record
+        raise ValueError(f"{where}: {error}") from None
 
 
 def _difference(found: Any, wanted: Any, where: str = "") -> str:

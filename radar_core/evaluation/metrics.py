@@ -6,7 +6,9 @@ import re
 import string
 from collections import Counter
 from collections.abc import Callable
+from importlib.util import find_spec
 
+from radar_core.evaluation import math_worker
 from radar_core.evaluation.items import Problem, Question
 
 __all__ = ["choice", "exact_match", "f1", "final_answer", "math_correct"]
@@ -15,6 +17,14 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _CLOSED = ("yes", "no", "noanswer")  # HotpotQA: these are right or wrong as a whole
 _STATED = re.compile(r"answer(?:\s+is|\s*:)\s*:?\s*", re.IGNORECASE)
+# With the word that makes math-verify prefer what follows.
+_STATEMENT = re.compile(rf"(?:\bfinal\s+)?{_STATED.pattern}", re.IGNORECASE)
+# Commands of LaTeX that say only how a text is set.
+_SET = re.compile(
+    r"\\(?:(?:text|math)(?:rm|bf|it|sf|tt|sc|up|md|normal)?|emph|mbox|hbox|underline"
+    r"|operatorname\*?|boldsymbol)\s*\{"
+)
+_AROUND = "*_`\"'“” "
 _LETTERS = "ABCDEFGHIJ"
 
 
@@ -86,25 +96,43 @@ def final_answer(text: str) -> str:
     Returns:
         The content of the last \boxed{...}; else what follows the last "answer is" or "answer:" up
         to the end of its line; else the first line that is not blank. Without a full stop at its
-        end and quotes or asterisks around it; "" if there is none.
+        end, quotes or asterisks around it, and \text{...} and its like around any of it; "" if
+        there is none.
     """
     answer = _boxed(text)
     if answer is None:
         stated = list(_STATED.finditer(text))
         rest = text[stated[-1].end() :] if stated else text
         answer = next((line for line in rest.splitlines() if line.strip(" *_`")), "")
-    answer = answer.strip().strip("*_`\"'“” ")
-    return answer[:-1].rstrip("*_`\"'“” ") if answer.endswith(".") else answer
+    answer = _unset(answer).strip().strip(_AROUND)
+    return answer[:-1].rstrip(_AROUND) if answer.endswith(".") else answer
+
+
+def _unset(text: str) -> str:
+    r"""Take the content out of every \text{...} and its like whose braces close."""
+    for match in reversed(list(_SET.finditer(text))):  # so that inner ones come first
+        end = _closing(text, match.end())
+        if end is not None:
+            text = text[: match.start()] + text[match.end() : end] + text[end + 1 :]
+    return text
 
 
 def _boxed(text: str) -> str | None:
     r"""The content of the last \boxed{...} whose braces close."""
     for match in reversed(list(re.finditer(r"\\boxed\s*\{", text))):
-        depth = 1
-        for place in range(match.end(), len(text)):
-            depth += (text[place] == "{") - (text[place] == "}")
-            if depth == 0:
-                return text[match.end() : place]
+        end = _closing(text, match.end())
+        if end is not None:
+            return text[match.end() : end]
+    return None
+
+
+def _closing(text: str, start: int) -> int | None:
+    """Where the brace closes that was opened just before a place."""
+    depth = 1
+    for place in range(start, len(text)):
+        depth += (text[place] == "{") - (text[place] == "}")
+        if depth == 0:
+            return place
     return None
 
 
@@ -112,36 +140,35 @@ def math_correct(prediction: str, problem: Problem) -> bool | None:
     """Compare a solution's answer with a problem's, as mathematics, by math-verify.
 
     Args:
-        prediction: the solution; its last boxed or stated answer counts.
+        prediction: the solution; its last boxed or stated answer counts, read from its statement
+            on as math-verify reads a whole text.
         problem: what was asked.
 
     Returns:
-        Whether they are equal; None if no answer was found, which counts as wrong.
+        Whether they are equal; None if no answer was found, which counts as wrong, as does what
+        cannot be compared within a few seconds.
 
     Raises:
         ImportError: if math-verify is not installed.
+        RuntimeError: if the process that compares cannot be started.
     """
-    try:
-        from math_verify import parse, verify
-    except ImportError as error:
+    if find_spec("math_verify") is None:
         raise ImportError(
             'comparing mathematics needs math-verify; run: pip install "radar-kernels[eval]"'
-        ) from error
-    # Its own time limits are signals, which only the main thread may set.
-    limit = None
-    found = parse(_last_statement(prediction), parsing_timeout=limit)
-    if not found:
-        return None
-    right = parse(f"${problem.answer}$", parsing_timeout=limit)
-    return bool(verify(right, found, timeout_seconds=limit))
+        )
+    said = math_worker.equal(_last_statement(prediction), problem.answer)
+    if said is None:  # "so the answer is found": it stands elsewhere
+        return math_worker.equal(prediction, problem.answer)
+    return said
 
 
 def _last_statement(text: str) -> str:
+    """Cut what comes before the last answer, of which math-verify would take the first."""
     boxed = _boxed(text)
     if boxed is not None:
         return f"$\\boxed{{{boxed}}}$"
-    stated = list(_STATED.finditer(text))
-    return text[stated[-1].end() :] if stated else text
+    stated = list(_STATEMENT.finditer(text))
+    return text[stated[-1].start() :] if stated else text
 
 
 def choice(prediction: str, num_options: int) -> str | None:

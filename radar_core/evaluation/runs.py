@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import os
 import platform
 import sys
@@ -18,17 +17,16 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, Protocol
 
 from radar_core.evaluation.experiment import Experiment, Row
-from radar_core.file_lock import hold
+from radar_core.json_lines import JsonLines, encoded, parsed, whole
 
 __all__ = ["ROWS", "Header", "Outcome", "Run", "execute", "machine", "read", "versions"]
 
-logger = logging.getLogger("radar_core")
-
 ROWS = "rows.jsonl"
 FORMAT = 1
+_FIRST = b'{"radar_rows"'
 
 
 @dataclass(frozen=True)
@@ -60,7 +58,7 @@ class Header:
             ValueError: a setting is nothing that JSON can hold.
         """
         try:
-            return json.loads(_encoded(asdict(self)))
+            return json.loads(encoded(asdict(self)))
         except (TypeError, ValueError) as error:
             raise ValueError(f"settings of {self.name!r} cannot be written: {error}") from None
 
@@ -99,7 +97,7 @@ class Run(AbstractContextManager["Run"]):
 
     Raises:
         ValueError: on entering: another process holds the folder, or the folder holds a run with
-            another header, or a damaged one.
+            another header, or a damaged one, or a file of another kind in its place.
     """
 
     def __init__(self, folder: Path, header: Header, *, fresh: bool = False) -> None:
@@ -107,26 +105,25 @@ class Run(AbstractContextManager["Run"]):
         self.header = header
         self.fresh = fresh
         self.done: dict[str, list[dict[str, Any]]] = {}
-        self._file: BinaryIO | None = None
+        self._file: JsonLines | None = None
 
     def __enter__(self) -> Run:
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / ROWS
-        # Unbuffered: a line is one write.
-        self._file = open(path, "a+b", buffering=0)
+        self._file = JsonLines(
+            path,
+            _FIRST,
+            taken=f"another process is writing {self.folder}; wait for it, or give another folder "
+            "by --out",
+            refused=_no_run(path),
+            dropped="measured again",
+            durable=True,
+            fresh=self.fresh,
+        )
         try:
-            hold(
-                self._file,
-                f"another process is writing {self.folder}; wait for it, or give another folder by "
-                "--out",
-            )
-            if self.fresh:
-                self._file.truncate(0)
-            _drop_torn_line(self._file, path)
-            self._file.seek(0)
-            header, self.done = _parsed(self._file.read(), path)
+            header, self.done = _parsed(self._file.content, path)
             if header is None:
-                self._write({"radar_rows": FORMAT, **self.header.plain()})
+                self._file.write({"radar_rows": FORMAT, **self.header.plain()})
                 _sync_folder(self.folder)
             else:
                 _check_same(self.header.plain(), header, self.folder)
@@ -154,23 +151,18 @@ class Run(AbstractContextManager["Run"]):
 
         Raises:
             ValueError: a row holds what JSON cannot.
+            OSError: the rows cannot be written, and none of them is.
         """
+        assert self._file is not None
         kept = [dict(row) for row in rows]
         try:
-            self._write({"item": item, "seconds": round(seconds, 3), "rows": kept})
+            self._file.write({"item": item, "seconds": round(seconds, 3), "rows": kept})
         except (TypeError, ValueError) as error:
             raise ValueError(
                 f"the rows of item {item!r} cannot be written ({error}); rows hold numbers that "
                 "are finite, str, bool, and None where something is undefined"
             ) from None
         self.done[item] = kept
-
-    def _write(self, value: Mapping[str, Any]) -> None:
-        assert self._file is not None
-        line = memoryview(_encoded(value) + b"\n")
-        while line:
-            line = line[self._file.write(line) :]
-        os.fsync(self._file.fileno())
 
 
 # Seconds after which a line says where an item is.
@@ -244,8 +236,7 @@ def read(folder: Path) -> tuple[Header, list[dict[str, Any]], int]:
     path = folder / ROWS
     if not path.is_file():
         raise ValueError(f"{folder} holds no run, there is no {ROWS} in it")
-    content = path.read_bytes()
-    header, done = _parsed(content[: content.rfind(b"\n") + 1], path)
+    header, done = _parsed(whole(path.read_bytes(), _FIRST, _no_run(path)), path)
     if header is None:
         raise ValueError(f"{path} is empty: that run was ended before it began")
     known = {key: header[key] for key in Header.__dataclass_fields__ if key in header}
@@ -291,22 +282,15 @@ def machine() -> dict[str, Any]:
 # -- the file --------------------------------------------------------------------------------------
 
 
-def _encoded(value: Any) -> bytes:
-    return json.dumps(value, allow_nan=False).encode()
-
-
 def _rows(done: Mapping[str, Sequence[Row]]) -> list[dict[str, Any]]:
     return [{"item": item, **row} for item, rows in done.items() for row in rows]
 
 
-def _drop_torn_line(file: BinaryIO, path: Path) -> None:
-    """Cut off a last line that a kill or a full disk has left half-written."""
-    file.seek(0)
-    content = file.read()
-    whole = content.rfind(b"\n") + 1
-    if whole < len(content):
-        logger.warning("%s ends in half a line, which is dropped and measured again", path)
-        file.truncate(whole)
+def _no_run(path: Path) -> str:
+    return (
+        f"{path} does not begin as a run of this version does; give another folder by --out, or "
+        "--fresh to throw it away"
+    )
 
 
 def _parsed(
@@ -316,19 +300,33 @@ def _parsed(
     done: dict[str, list[dict[str, Any]]] = {}
     for number, line in enumerate(content.splitlines(), start=1):
         try:
-            value = json.loads(line)
+            value = parsed(line)
             if header is None:
-                if value.pop("radar_rows") != FORMAT:
-                    raise ValueError
-                header = value
+                header = _header(value)
             else:
-                done[value["item"]] = value["rows"]
-        except (ValueError, KeyError, TypeError, AttributeError):
+                item, rows = _item(value)
+                done[item] = rows
+        except ValueError as error:
             raise ValueError(
-                f"{path}, line {number}, is not what a run of this version writes; give another "
-                "folder by --out, or --fresh to throw it away"
+                f"{path}, line {number}, is not what a run of this version writes ({error}); give "
+                "another folder by --out, or --fresh to throw it away"
             ) from None
     return header, done
+
+
+def _header(value: dict[str, Any]) -> dict[str, Any]:
+    if value.pop("radar_rows", None) != FORMAT:
+        raise ValueError(f"it is no header of format {FORMAT}")
+    return value
+
+
+def _item(value: Mapping[str, Any]) -> tuple[str, list[dict[str, Any]]]:
+    item, rows = value.get("item"), value.get("rows")
+    if not isinstance(item, str):
+        raise ValueError(f"item must be a str, got {item!r:.80}")
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise ValueError(f"rows must be a list of objects, got {rows!r:.80}")
+    return item, rows
 
 
 def _check_same(wanted: Mapping[str, Any], held: Mapping[str, Any], folder: Path) -> None:

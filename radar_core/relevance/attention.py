@@ -87,6 +87,21 @@ class Attention:
         """The model that reads."""
         return self._reader.model
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What the similarities depend on; the heads are those that are looked at, by layer."""
+        return {
+            "model": self.model,
+            "dtype": str(self.model.dtype),
+            "tokenizer": self.tokenizer,
+            "heads": {
+                layer: np.flatnonzero(heads).tolist() for layer, heads in self._heads.items()
+            },
+            "baseline_query": self.baseline_query,
+            "template": self.template,
+            "language": self.language,
+        }
+
     def similarities(self, reading: Reading) -> np.ndarray:
         """Compare every sentence with the query.
 

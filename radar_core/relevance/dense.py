@@ -41,6 +41,7 @@ class Relevance:
         self.language = language
         embedded = isinstance(encoder, str) and encoder in _EMBEDDED_NAMES
         self._encoder = None if embedded else encoder
+        self._given = "all-MiniLM-L6-v2" if self._encoder is None else encoder
         self._rows: dict[str, int] = {}
         self._vectors = np.empty((0, 0), np.float32)  # grows in steps; the first rows are used
         self._lock = threading.Lock()
@@ -49,6 +50,11 @@ class Relevance:
         name = self._encoder if isinstance(self._encoder, str) else type(self._encoder).__name__
         name = "all-MiniLM-L6-v2" if self._encoder is None else name
         return f"Relevance({name}, {len(self._rows)} texts embedded)"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What the embeddings depend on: the encoder, by its name if it was given so."""
+        return {"encoder": self._given, "language": self.language}
 
     def sentence_spans(self, text: str) -> list[tuple[int, int]]:
         """Cut a text into sentences; see `sentence_spans` in `radar_core.relevance`."""

@@ -14,12 +14,14 @@ from pathlib import Path
 import pytest
 
 from radar_core.discussion import Agent, ByLast, CallableModel, Discussion, DiscussionError, Task
+from radar_core.discussion.log import Log
 from radar_core.discussion.settings import described
 from radar_core.methods import AttentionBias
 from radar_core.policies.full import FullContext
 from radar_core.schedule import Schedule
 from radar_core.topology import Topology
 from tests.discussion.agents import Recorder, Summing, agents
+from tests.full_disk import no_room
 
 NAMES = ["a", "b", "c"]
 
@@ -182,6 +184,9 @@ def test_a_policy_that_asks_something_else_is_found_out(tmp_path):
         ("some text", "no discussion's log"),
         ('{"a": 1}\n', "no discussion's log of format 1"),
         ("[1]\n", "expected a JSON object"),
+        ('{"a": 1}\n{"b', "no discussion's log"),
+        ("[" * 100_000 + "\n", "log.jsonl:1: not JSON"),
+        ('{"a": NaN}\n', "log.jsonl:1: not JSON"),
     ],
 )
 def test_a_file_that_is_no_log_is_left_alone(tmp_path, content, message):
@@ -192,13 +197,44 @@ def test_a_file_that_is_no_log_is_left_alone(tmp_path, content, message):
     assert log.read_text() == content
 
 
-def test_a_damaged_line_is_named(tmp_path):
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"call": "message"}',
+        '{"call": "message", "task": "x", "round": 0, "agent": "a", "number": 0, "text": 5}',
+        '{"call": "message", "task": "x", "round": [], "agent": "a", "number": 0, "text": ""}',
+        '{"verdict": {}}',
+        "{}",
+    ],
+)
+def test_a_damaged_line_is_named(tmp_path, line):
     log = tmp_path / "log.jsonl"
     run(log, ["one"])
     content = log.read_text().splitlines(keepends=True)
-    log.write_text("".join([*content[:2], '{"call": "message"}\n', *content[2:]]))
+    log.write_text("".join([*content[:2], f"{line}\n", *content[2:]]))
     with pytest.raises(ValueError, match=r"log\.jsonl:3: not a line of a discussion's log"):
         run(log, ["one"])
+
+
+def test_a_disk_that_is_full_for_a_moment_costs_what_was_said_meanwhile(tmp_path):
+    log = tmp_path / "log.jsonl"
+    keys = [("t", 0, name, "message", 0) for name in NAMES]
+    with Log(log, {}) as held:
+        held.answered(keys[0], {"text": "a"})
+        with no_room(log):
+            with pytest.raises(OSError, match="too large"):
+                held.answered(keys[1], {"text": "b" * 100})
+            with pytest.raises(OSError, match="too large"):
+                held.begin("t", "text", {})
+            with pytest.raises(OSError, match="too large"):
+                held.ended("t", {})
+        assert held.find(keys[1]) is None, "it must be asked again"
+        held.answered(keys[2], {"text": "c"})
+        held.begin("t", "text", {})
+        held.ended("t", {})
+    assert [line.get("text") for line in lines(log)[1:]] == ["a", "c", "text", None]
+    with Log(log, {}) as held:
+        assert [held.find(key) is None for key in keys] == [False, True, False]
 
 
 def test_a_torn_header_is_written_anew(tmp_path):

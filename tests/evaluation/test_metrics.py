@@ -1,11 +1,13 @@
 """Metrics against cases worked by hand from each benchmark's rules."""
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from radar_core.evaluation import math_worker
 from radar_core.evaluation.items import Problem, Question
 from radar_core.evaluation.metrics import choice, exact_match, f1, final_answer, math_correct
 
@@ -65,6 +67,12 @@ def test_f1_is_symmetric_and_one_only_for_equal_bags(one, other, dataset):
         ("Answer: J. R. R. Tolkien", "J. R. R. Tolkien"),
         (r"so \boxed{\frac{1}{2}} and \boxed{x", r"\frac{1}{2}"),
         (r"\boxed{1} then \boxed{{2}}", "{2}"),
+        (r"\boxed{\text{Paris}}", "Paris"),
+        (r"\boxed{\text{Paris}, \mathrm {US}}", "Paris, US"),
+        (r"The answer is \textbf{New \emph{York}}.", "New York"),
+        (r"\mbox{no}", "no"),
+        (r"\boxed{\frac{1}{2}\text{ cm}}", r"\frac{1}{2} cm"),
+        (r"Answer: \textwidth{3} and \text{open", r"\textwidth{3} and \text{open"),
         ("", ""),
     ],
 )
@@ -88,6 +96,86 @@ def test_mathematics(solution, answer, expected):
     assert math_correct(solution, problem) is expected
     with ThreadPoolExecutor(1) as pool:  # math-verify's time limits would need the main thread
         assert pool.submit(math_correct, solution, problem).result() is expected
+
+
+@pytest.mark.parametrize(
+    ("reply", "answer"),
+    [
+        ("The final answer is $12$. I hope it is correct, I checked 3 times.", "12"),
+        ("The answer is 7. This took 2 steps.", "7"),
+        ("The answer is 12 because 3*4 is 12 and 5 is wrong", "12"),
+        ("final answer is $2k+2$. Check: $k=1$ gives $4$.", "2k+2"),
+        ("The answer is 12, not 5.", "5"),
+        ("The final answer is $12$, while the critic claimed $5$.", "5"),
+        ("**Answer:** 12, then 5", "12"),
+        ("The answer is 12, since x = 5", "12"),
+        ("The final answer is 12, since x = 5", "12"),
+        ("The final answer is: $x=3$, as $2$ fails", "3"),
+        ("So the FINAL ANSWER is 5. Thanks to 3 critics", "5"),
+        ("The final answer\nis 3. 2 is wrong", "3"),
+        ("final answer: 3 of 7", "3"),
+        ("Answer: 1,234 of 5", "1234"),
+        ("We computed $5$. Thus the answer is $\\sqrt{2}$.", "\\sqrt{2}"),
+        ("The answer is $4$ or $5$", "4"),
+        ("Answer: 3 or maybe 4\n\nI am sure of 4.", "4"),
+        ("I get $x=3$, and so the answer is found.", "3"),
+        ("Let me see: 3*4 = 12", "12"),
+        (r"\boxed{12}, not 5", "12"),
+    ],
+)
+def test_a_statement_is_read_as_math_verify_reads_it(reply, answer):
+    from math_verify import parse, verify
+
+    expected = verify(parse(f"${answer}$"), parse(reply))
+    assert (math_correct(reply, Problem("p", "?", answer)) is True) == expected
+
+
+def test_the_last_statement_counts():
+    said = "The critic's final answer is $5$. I say the answer is $12$, and I checked 3 times."
+    assert math_correct(said, Problem("p", "?", "12")) is True
+    assert math_correct(said, Problem("p", "?", "5")) is False
+
+
+@pytest.fixture
+def hasty(monkeypatch):
+    """Give comparisons a second."""
+    monkeypatch.setattr(math_worker, "LIMIT_SECONDS", 1.0)
+    monkeypatch.setattr(math_worker, "_WORKER", math_worker._Worker())
+    yield math_worker._WORKER
+    math_worker._WORKER._end()
+
+
+@pytest.mark.parametrize(
+    "endless",
+    ["9^{9^{9^9}}", "(10^{10})!", "(" * 3000 + "1" + ")" * 3000],
+    ids=["power", "factorial", "brackets"],
+)
+def test_what_cannot_be_computed_is_wrong(endless, hasty):
+    problem = Problem("p", "?", "5")
+    begun = time.monotonic()
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(math_correct, rf"\boxed{{{endless}}}", problem).result() is False
+    assert math_correct(r"\boxed{5}", problem) is True
+    assert time.monotonic() - begun < 60  # most of it to start anew
+
+
+def test_a_process_that_was_ended_is_started_anew(hasty):
+    assert hasty.equal("5", "5") is True
+    hasty._process.kill()
+    hasty._process.wait()
+    assert hasty.equal("5", "5") is True
+
+
+def test_an_interrupted_comparison_leaves_no_answer_behind(hasty, monkeypatch):
+    assert hasty.equal("5", "5") is True
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(hasty._process.stdout, "readline", interrupted, raising=False)
+    with pytest.raises(KeyboardInterrupt):
+        hasty.equal("5", "5")
+    assert hasty.equal("6", "5") is False
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 from radar_core.evaluation.experiment import Row, Summary
 from radar_core.evaluation.runs import ROWS, Header, Run, execute, read
+from tests.full_disk import no_room
 
 HEADER = Header("squares", {"power": 2, "layers": (1, 2)}, seed=3, machine={"cpu": "one"})
 
@@ -210,6 +211,69 @@ def test_what_is_no_run_is_refused(tmp_path: Path):
     for attempt in (lambda: read(tmp_path), lambda: execute(Squares(1), tmp_path, HEADER)):
         with pytest.raises(ValueError, match="line 2, is not what a run"):
             attempt()
+
+
+@pytest.mark.parametrize("content", ["a note, not a run", '{"a": 1}\n{"b": 2}\n{"c"'])
+def test_nothing_is_cut_off_what_is_no_run(content: str, tmp_path: Path):
+    (tmp_path / ROWS).write_text(content)
+    for attempt in (lambda: read(tmp_path), lambda: execute(Squares(1), tmp_path, HEADER)):
+        with pytest.raises(ValueError, match="does not begin as a run of this version does"):
+            attempt()
+    assert (tmp_path / ROWS).read_text() == content
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"item": "i1", "rows": {"v": 1}}',
+        '{"item": "i1", "rows": 5}',
+        '{"item": "i1", "rows": [1]}',
+        '{"item": "i1", "rows": [[1]]}',
+        '{"item": "i1", "rows": null}',
+        '{"item": "i1"}',
+        '{"item": 1, "rows": []}',
+        '{"item": ["i1"], "rows": []}',
+        '{"rows": []}',
+        '{"item": "i1", "rows": [{"v": NaN}]}',
+        '{"item": "i1", "rows": [{"v": -Infinity}]}',
+        '{"item": "i1", "rows": ' + "[" * 100_000 + "]" * 100_000 + "}",
+        '{"item": "i1", "rows": [{"v": ' + "9" * 10_000 + "}]}",
+        '["item", "rows"]',
+        "null",
+        "5",
+        "",
+        "\udcff",
+    ],
+    ids=lambda line: line[:40],
+)
+def test_a_damaged_line_is_named(line: str, tmp_path: Path):
+    execute(Squares(1), tmp_path, HEADER)
+    path = tmp_path / ROWS
+    path.write_bytes(path.read_bytes() + line.encode(errors="surrogateescape") + b"\n")
+    before = path.read_bytes()
+    for attempt in (lambda: read(tmp_path), lambda: execute(Squares(1), tmp_path, HEADER)):
+        with pytest.raises(ValueError, match=r"line 3, is not what a run of this version writes"):
+            attempt()
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("header", ["{}", "5", '{"radar_rows": 2}', "[" * 100_000])
+def test_a_damaged_header_is_refused(header: str, tmp_path: Path):
+    (tmp_path / ROWS).write_text(header + "\n")
+    with pytest.raises(ValueError, match="line 1, is not what a run"):
+        read(tmp_path)
+
+
+def test_a_disk_that_is_full_for_a_moment_costs_one_item(tmp_path: Path):
+    with Run(tmp_path, HEADER) as run:
+        run.add("n0", [{"value": 0}], 0.1)
+        with no_room(tmp_path / ROWS), pytest.raises(OSError, match="too large"):
+            run.add("n1", [{"value": "1" * 100}], 0.1)
+        run.add("n2", [{"value": 2}], 0.1)
+        assert list(run.done) == ["n0", "n2"]
+    assert read(tmp_path)[1] == [{"item": "n0", "value": 0}, {"item": "n2", "value": 2}]
+    with Run(tmp_path, HEADER) as run:
+        assert list(run.done) == ["n0", "n2"]
 
 
 SLOW = """

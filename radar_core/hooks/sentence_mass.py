@@ -72,6 +72,9 @@ class PromptReader:
         self._state: object = None
         self._echo: list[Tensor] = []
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.model,)  # a copy has read nothing
+
     @torch.no_grad()
     def sentence_peaks(
         self,
@@ -450,8 +453,8 @@ def alike(before: Sequence[Tensor], now: Sequence[Tensor]) -> bool:
 def state_of(model: Any) -> object:
     """Return what tells at once that a model's weights, modules, hooks or adapters have changed.
 
-    A write through `.data` or from numpy leaves no trace in it. Hooks on the model as a whole, which
-    mostly watch, do not count; those on its parts do.
+    A write through `.data` or from numpy leaves no trace in it. Hooks on the model as a whole,
+    which mostly watch, do not count; those on its parts do.
     """
     tensors = [
         (tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from radar_core.checks import check_has
 from radar_core.policies.policy import Policy
+from radar_core.transcript import check_unicode
 
 __all__ = ["Agent", "names_of"]
 
@@ -23,7 +24,8 @@ class Agent:
         instruction: what it has to do with the task, put after the task's text; None for nothing.
 
     Raises:
-        ValueError: the name or the role is blank, or a text is no str.
+        ValueError: the name or the role is blank, or a text is no str, or holds half a surrogate
+            pair.
     """
 
     name: str
@@ -37,10 +39,12 @@ class Agent:
             value = getattr(self, field)
             if not isinstance(value, str) or not value.strip():
                 raise ValueError(f"an agent's {field} must be a non-empty str, got {value!r}")
+            check_unicode(f"an agent's {field}", value)
         for field in ("system", "instruction"):
             value = getattr(self, field)
             if not isinstance(value, str) and (value is not None or field == "system"):
                 raise ValueError(f"{self.name}'s {field} must be a str, got {value!r}")
+            check_unicode(f"{self.name}'s {field}", value or "")
         if self.policy is not None:
             check_has(f"{self.name}'s policy", self.policy, "context", "FullContext()")
 

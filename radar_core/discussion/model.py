@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from radar_core.anchors import Anchor
-from radar_core.checks import check_has
+from radar_core.checks import check_has, is_number
 from radar_core.methods import Method
 
 __all__ = ["Answer", "Model", "Request", "answer_of", "check_model"]
@@ -111,6 +112,7 @@ async def answer_of(model: Model, request: Request) -> Answer:
 
     Raises:
         TypeError: it returned no awaitable, or that gave no `Answer` with a text.
+        ValueError: a number of the answer is none that a log can hold.
     """
     awaited: Any = model(request)
     if not inspect.isawaitable(awaited):
@@ -123,4 +125,40 @@ async def answer_of(model: Model, request: Request) -> Answer:
         raise TypeError(f"the model answered with a {type(answer).__name__}; expected an Answer")
     if not isinstance(answer.text, str):
         raise TypeError(f"the model's answer has the text {answer.text!r}; expected a str")
-    return answer
+    counts = ("prompt_tokens", "completion_tokens", "anchor_tokens")
+    whole: dict[str, Any] = {
+        name: _whole(f"the model's answer has {name}", getattr(answer, name)) for name in counts
+    }
+    return replace(answer, seconds=seconds_of("the model's answer", answer.seconds), **whole)
+
+
+def seconds_of(whose: str, value: Any) -> float:
+    """Take a time as a float, as which a log holds it.
+
+    Args:
+        whose: time it is, for the error.
+        value: any real number, of numpy or torch too.
+
+    Returns:
+        The same number.
+
+    Raises:
+        ValueError: it is no number, or not finite.
+    """
+    seconds = _number(value)
+    if seconds is None or not math.isfinite(seconds):
+        raise ValueError(f"{whose} has seconds={value!r}; expected a finite number, 0.0 if unknown")
+    return float(seconds)
+
+
+def _whole(what: str, value: Any) -> int:
+    number = _number(value)
+    if number is None or not math.isfinite(number) or number != int(number):
+        raise ValueError(f"{what}={value!r}; expected a whole number, 0 if unknown")
+    return int(number)
+
+
+def _number(value: Any) -> int | float | None:
+    """Return a number of any library as Python's own; None for what is none."""
+    value = value.item() if hasattr(value, "item") and getattr(value, "ndim", 1) == 0 else value
+    return value if is_number(value) else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import inspect
 import threading
@@ -12,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from radar_core.discussion.model import Answer, Request
+from radar_core.threads import in_thread
 
 __all__ = ["CallableModel", "ClientModel", "PipelineModel"]
 
@@ -132,7 +132,7 @@ class PipelineModel:
     async def __call__(self, request: Request) -> Answer:
         """Answer one prompt; see `Model`."""
         refuse_anchors(request, "a pipeline")
-        return await asyncio.to_thread(self._answer, request)
+        return await in_thread(self._answer, request)
 
     def _answer(self, request: Request) -> Answer:
         import torch
@@ -188,5 +188,5 @@ async def called(function: Callable[..., Any], *arguments: Any) -> Any:
     """Call a function, in a worker thread unless it is async, and await what it returns."""
     if inspect.iscoroutinefunction(function):
         return await function(*arguments)
-    result = await asyncio.to_thread(function, *arguments)
+    result = await in_thread(function, *arguments)
     return await result if inspect.isawaitable(result) else result

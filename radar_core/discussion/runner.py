@@ -23,6 +23,7 @@ from radar_core.discussion.model import (
     Request,
     answer_of,
     check_model,
+    seconds_of,
 )
 from radar_core.discussion.outcome import Outcome, Spoken, Verdict
 from radar_core.discussion.rounds import Rounds
@@ -352,6 +353,7 @@ class _Talk:
 
         try:
             context = await (agent.policy or discussion.policy).context(turn, ask)
+            seconds = seconds_of("its context", context.seconds)
         except Exception as error:
             error.add_note(f"in {agent.name}'s policy, round {turn.round}, {self.task.label}")
             raise
@@ -363,7 +365,7 @@ class _Talk:
             selector=context.selector,
         )
         answers = tuple(answer for answer in asked if answer is not None)
-        return _Prompt(agent, turn.round, request, context.seconds, answers)
+        return _Prompt(agent, turn.round, request, seconds, answers)
 
     async def _ask(self, prompt: _Prompt) -> Spoken:
         key = (self.task.id, prompt.round, prompt.agent.name, "message", 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 import weakref
 from collections import deque
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+from transformers import StoppingCriteria, StoppingCriteriaList
 
 from radar_core.checks import check_whole, is_number, is_whole
 from radar_core.discussion.model import Answer, Request
@@ -20,6 +22,7 @@ from radar_core.hooks.attachment import unwrapped
 from radar_core.hooks.turns import turn
 from radar_core.methods import Method
 from radar_core.steered import Steered, check_fits, read_already
+from radar_core.threads import in_thread
 
 __all__ = ["SteeredModel"]
 
@@ -92,35 +95,35 @@ class SteeredModel:
             ValueError: the prompt does not fit the model, its anchors are not in it or cannot be
                 steered towards, or a value is unusable; other requests are not troubled.
         """
+        _check(request)
         loop = asyncio.get_running_loop()
         queue = self._queues.setdefault(loop, _Queue())
         waiting = _Waiting(request, loop.create_future())
         queue.waiting.append(waiting)
-        if queue.server is None:
+        if queue.server is None or queue.server.done():
             queue.server = loop.create_task(self._serve(queue))
         return await waiting.answer
 
     async def _serve(self, queue: _Queue) -> None:
         # This runs when those who speak at the same time have asked, too.
-        while batch := self._next_batch(queue):
-            try:
-                requests = [one.request for one in batch]
-                answers = await asyncio.to_thread(self._answer, requests)
-            except asyncio.CancelledError:
-                for one in (*batch, *queue.waiting):
-                    one.answer.cancel()
-                queue.server = None
-                raise
-            except Exception as error:
-                answers = [error] * len(batch)
-            for one, answer in zip(batch, answers, strict=True):
-                if one.answer.done():  # nobody waits for it any more
-                    continue
-                if isinstance(answer, Exception):
-                    one.answer.set_exception(answer)
-                else:
-                    one.answer.set_result(answer)
-        queue.server = None
+        batch: list[_Waiting] = []
+        stop = threading.Event()  # its thread cannot be cancelled, but ends at the next token
+        try:
+            while batch := self._next_batch(queue):
+                try:
+                    requests = [one.request for one in batch]
+                    answers = await in_thread(self._answer, requests, stop)
+                except Exception as error:
+                    answers = [error] * len(batch)
+                for one, answer in zip(batch, answers, strict=True):
+                    one.settle(answer)
+        except BaseException as error:  # a fault here must not leave anybody waiting for ever
+            for one in (*batch, *queue.waiting):
+                one.settle(error)
+            raise
+        finally:
+            stop.set()
+            queue.server = None
 
     def _next_batch(self, queue: _Queue) -> list[_Waiting]:
         """Take the request that waits longest, and those that can go with it."""
@@ -137,17 +140,22 @@ class SteeredModel:
         return batch
 
     def _go_together(self, one: Request, other: Request) -> bool:
-        return (
-            one.temperature == other.temperature
-            and one.max_new_tokens == other.max_new_tokens
-            and bool(one.anchors) == bool(other.anchors)
-            and (not one.anchors or self._method(one) == self._method(other))
-        )
+        try:
+            return (
+                one.temperature == other.temperature
+                and one.max_new_tokens == other.max_new_tokens
+                and _is_anchored(one) == _is_anchored(other)
+                and (not _is_anchored(one) or bool(self._method(one) == self._method(other)))
+            )
+        except Exception:  # as of methods that hold tensors: they cannot be told to be equal
+            return False
 
     def _method(self, request: Request) -> Method:
         return self.steered.method if request.method is None else request.method
 
-    def _answer(self, requests: Sequence[Request]) -> list[Answer | Exception]:
+    def _answer(
+        self, requests: Sequence[Request], stop: threading.Event
+    ) -> list[Answer | Exception]:
         """Answer requests that go together; what is wrong with one of them is its answer alone."""
         with turn(unwrapped(self.steered.model)):
             prepared = [self._prepare(request) for request in requests]
@@ -156,14 +164,13 @@ class SteeredModel:
                 for request, inputs in zip(requests, prepared, strict=True)
                 if not isinstance(inputs, Exception)
             ]
-            answers = iter(self._generate_or_each(sound) if sound else ())
+            answers = iter(self._generate_or_each(sound, stop) if sound else ())
             return [
                 inputs if isinstance(inputs, Exception) else next(answers) for inputs in prepared
             ]
 
     def _prepare(self, request: Request) -> Inputs | Exception:
         try:
-            _check(request)
             inputs = self.steered.prepare(
                 [request.messages], [request.anchors], template=self.template
             )
@@ -173,17 +180,19 @@ class SteeredModel:
             return error
 
     def _generate_or_each(
-        self, sound: Sequence[tuple[Request, Inputs]]
+        self, sound: Sequence[tuple[Request, Inputs]], stop: threading.Event
     ) -> Sequence[Answer | Exception]:
         try:
-            return self._generate(sound)
+            return self._generate(sound, stop)
         except ValueError as error:
             if len(sound) == 1:
                 return [error]
             # One of them is what the method cannot do; the others are not to suffer for it.
-            return [self._generate_or_each([one])[0] for one in sound]
+            return [self._generate_or_each([one], stop)[0] for one in sound]
 
-    def _generate(self, sound: Sequence[tuple[Request, Inputs]]) -> list[Answer | Exception]:
+    def _generate(
+        self, sound: Sequence[tuple[Request, Inputs]], stop: threading.Event
+    ) -> list[Answer | Exception]:
         first = sound[0][0]
         options: dict[str, Any] = {"max_new_tokens": first.max_new_tokens, "do_sample": False}
         if first.temperature > 0:
@@ -192,10 +201,12 @@ class SteeredModel:
             options["seed"] = [request.seed for request, _ in sound]
         batch: dict[str, Any] = self._joined([inputs for _, inputs in sound])
         options |= self.options
+        more = options.get("stopping_criteria") or ()
+        options["stopping_criteria"] = StoppingCriteriaList([*more, _Stopped(stop)])
         model, method = self.steered.model, self._method(first)
         if len(sound) == 1:
             options |= read_already(model, method, first.selector, batch, options)
-        if not first.anchors:
+        if not _is_anchored(first):
             del batch["anchors"]
         steered = Steered(model, self.steered.tokenizer, method, sampler="radar")
         started = time.perf_counter()
@@ -247,6 +258,31 @@ class _Waiting:
     request: Request
     answer: asyncio.Future[Answer]
 
+    def settle(self, answer: Answer | BaseException) -> None:
+        """Give the answer, or say why there is none, unless nobody waits for it any more."""
+        if self.answer.done():
+            return
+        if isinstance(answer, StopIteration):  # which no future can hold
+            failed = RuntimeError(f"answering raised {answer!r}")
+            failed.__cause__ = answer
+            self.answer.set_exception(failed)
+        elif isinstance(answer, Exception):
+            self.answer.set_exception(answer)
+        elif isinstance(answer, BaseException):
+            self.answer.cancel()
+        else:
+            self.answer.set_result(answer)
+
+
+class _Stopped(StoppingCriteria):
+    """Ends every row of a batch once nobody waits for it."""
+
+    def __init__(self, stop: threading.Event) -> None:
+        self.stop = stop
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Any:
+        return torch.full((len(input_ids),), self.stop.is_set(), device=input_ids.device)
+
 
 @dataclass
 class _Queue:
@@ -254,6 +290,10 @@ class _Queue:
 
     waiting: deque[_Waiting] = field(default_factory=deque)
     server: asyncio.Task[None] | None = None
+
+
+def _is_anchored(request: Request) -> bool:
+    return len(request.anchors) > 0  # an array of them has no truth value
 
 
 def _check(request: Request) -> None:

@@ -7,6 +7,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from radar_core.transcript import check_unicode
+
 __all__ = ["Task"]
 
 
@@ -21,7 +23,8 @@ class Task:
         id: differs from every other task's of the same log; "" is taken from the text and notes.
 
     Raises:
-        ValueError: the text is blank, or notes is no mapping of str to str.
+        ValueError: the text is blank, notes is no mapping of str to str, or a text holds half a
+            surrogate pair.
     """
 
     text: str
@@ -37,6 +40,11 @@ class Task:
             raise ValueError(f"a task's notes must be str by agents' names, got {self.notes!r}")
         if not isinstance(self.id, str):
             raise ValueError(f"a task's id must be a str, got {self.id!r}")
+        check_unicode("a task's text", self.text)
+        check_unicode("a task's id", self.id)
+        for name, note in self.notes.items():
+            check_unicode("a name in a task's notes", name)
+            check_unicode(f"a task's notes for {name}", note)
         if not self.id:
             object.__setattr__(self, "id", self.digest)
 

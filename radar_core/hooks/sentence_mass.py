@@ -6,8 +6,8 @@ import inspect
 import logging
 import sys
 import threading
-from collections.abc import Collection, Sequence
-from contextlib import nullcontext
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,6 +55,11 @@ class PromptReader:
     What a prompt has in common with the one before is not read again. Windowed layers keep all
     keys here, so that the cache can be cut anywhere; masks see to the windows.
 
+    Nothing of it is used once the model has changed, however that was done. What `state_of` sees is
+    compared; and the last token that was read is run again, alone and on the same cache, right
+    after a prompt was read and before anything is taken over. What that does not show: a write
+    through `.data` that reaches no token but earlier ones, as to an expert that no later one takes.
+
     Args:
         model: a decoder-only transformers model in evaluation mode.
     """
@@ -65,6 +70,10 @@ class PromptReader:
         self._ids: list[int] = []
         self._cache: DynamicCache | None = None
         self._state: object = None
+        self._echo: list[Tensor] = []
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.model,)  # a copy has read nothing
 
     @torch.no_grad()
     def sentence_peaks(
@@ -108,22 +117,26 @@ class PromptReader:
                 "by Dense or Lexical"
             )
         sentence_of = sentence_of.to(model.device)
-        with turn(model), self._lock, attach(model, NoSteering()) as steering:
+        with turn(model), self._lock, self._unsteered() as (state, steering):
             hook = steering.attention
             assert hook is not None
             try:
-                kept = min(self._usable(asked.input_ids), shared)
+                kept = self._usable(asked.input_ids[:shared], state)
                 self._cut(kept)
                 self._read(asked.input_ids[kept:shared])
                 # The content-free query first, so that the prompt's own is what the cache holds.
                 nothing = self._measure(hook, blank, sentence_of, count, layers)
                 self._cut(shared)
                 peaks = self._measure(hook, asked, sentence_of, count, layers)
+                self._state = state
+                if not rotates_by_length(model):
+                    self._echo = self._last_again()
             except BaseException:
                 self._drop()
                 raise
         return peaks, nothing
 
+    @torch.no_grad()
     def cache_for(self, input_ids: Sequence[int], most: int | None = None) -> Any:
         """Return a cache of the first tokens of a prompt, as far as the latest prompt shares them.
 
@@ -132,19 +145,21 @@ class PromptReader:
             most: the most tokens that it may hold; the last token is never among them.
 
         Returns:
-            A `DynamicCache` that belongs to the caller, or None if nothing is shared.
+            A `DynamicCache` that belongs to the caller, or None if nothing is shared, or the model
+            has changed since.
+
+        Raises:
+            RuntimeError: something is shared, but whether the model has changed cannot be seen: it
+                is in training mode, or is being steered or run by another thread.
         """
-        with self._lock:
-            length = min(self._usable(input_ids), len(input_ids) - 1)
-            length = length if most is None else min(length, most)
-            if length < 1 or self._cache is None:
+        end = len(input_ids) - 1
+        wanted = input_ids[: end if most is None else max(0, min(end, most))]
+        with turn(self.model), self._lock:
+            if not shared_length(self._ids, wanted):
                 return None
-            given = DynamicCache(config=self.model.config)
-            layers: list[Any] = self._cache.layers
-            for index, layer in enumerate(layers):
-                if layer.is_initialized:
-                    given.update(layer.keys[:, :, :length], layer.values[:, :, :length], index)
-            return given
+            with self._unsteered() as (state, _):
+                length = self._usable(wanted, state)
+            return self._copy(length, self.model.config) if length else None
 
     def forget(self) -> None:
         """Free the memory of the latest prompt."""
@@ -152,24 +167,57 @@ class PromptReader:
             self._drop()
 
     def _drop(self) -> None:
-        self._cache, self._ids, self._state = None, [], None
+        self._cache, self._ids, self._state, self._echo = None, [], None, []
 
-    def _usable(self, input_ids: Sequence[int]) -> int:
+    @contextmanager
+    def _unsteered(self) -> Iterator[tuple[object, Any]]:
+        """Run the model as it is in a block; gives its state and the hooks that see it attend."""
+        state = state_of(self.model)  # before hooks of ours are part of it
+        with attach(self.model, NoSteering()) as steering:
+            yield state, steering
+
+    def _usable(self, input_ids: Sequence[int], state: object) -> int:
         """Return how many of a prompt's first tokens the cache holds, as the model would make them.
 
-        Nothing is, where the weights have changed since or where keys depend on how long the pass
-        was that made them.
+        Nothing is, where the model has changed since, which is forgotten then, or where keys depend
+        on how long the pass was that made them.
         """
-        if self._cache is None or rotates_by_length(self.model):
+        shared = shared_length(self._ids, input_ids)
+        if not shared or rotates_by_length(self.model):
             return 0
-        if self._state != state_of(self.model):
+        if self._state != state or not alike(self._echo, self._last_again()):
+            self._drop()
             return 0
-        return shared_length(self._ids, input_ids)
+        return shared
+
+    def _last_again(self) -> list[Tensor]:
+        """Run the last token that is held once more; what is held stays as it is.
+
+        Returns:
+            Its keys and values in every layer, which hang on all that a layer does, and the
+            embeddings of all tokens, which the last one's pass does not look up.
+        """
+        ids = torch.tensor([self._ids], device=self.model.device)
+        cache = self._copy(len(self._ids) - 1)
+        self._forward(ids[:, -1:], cache)
+        layers: list[Any] = cache.layers
+        held = [layer for layer in layers if layer.is_initialized]
+        ends = [part[:, :, -1:].clone() for one in held for part in (one.keys, one.values)]
+        return [*ends, *embedded(self.model, ids)]
+
+    def _copy(self, length: int, config: Any = None) -> DynamicCache:
+        """Copy the first tokens of the cache."""
+        copy = DynamicCache(config=config)
+        layers: list[Any] = [] if self._cache is None else self._cache.layers
+        for index, layer in enumerate(layers):
+            if layer.is_initialized and length:
+                copy.update(layer.keys[:, :, :length], layer.values[:, :, :length], index)
+        return copy
 
     def _cut(self, length: int) -> None:
         """Keep the first tokens of the cache."""
         if self._cache is None or length == 0:
-            self._cache, self._ids, self._state = DynamicCache(), [], state_of(self.model)
+            self._cache, self._ids = DynamicCache(), []
         elif length < len(self._ids):
             self._cache.crop(length - len(self._ids))
             self._ids = self._ids[:length]
@@ -202,15 +250,17 @@ class PromptReader:
         return peaks.cpu()
 
     def _run(self, new: list[int]) -> None:
+        self._forward(torch.tensor([new], device=self.model.device), self._cache)
+        self._ids += new
+
+    def _forward(self, ids: Tensor, cache: DynamicCache | None) -> None:
         model = self.model
         parameters = inspect.signature(model.forward).parameters
         few = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
-        ids = torch.tensor([new], device=model.device)
         # Meters are not for graphs, where some have been compiled.
         compiled = "torch._dynamo" in sys.modules
         with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
-            model(input_ids=ids, use_cache=True, **{cache_name(model): self._cache}, **few)
-        self._ids += new
+            model(input_ids=ids, use_cache=True, **{cache_name(model): cache}, **few)
 
 
 class Meter:
@@ -370,15 +420,59 @@ def shared_length(first: Sequence[int], second: Sequence[int]) -> int:
     return next((place for place, (one, other) in enumerate(pairs) if one != other), shortest)
 
 
+def embedded(model: Any, ids: Tensor) -> list[Tensor]:
+    """Return the rows of tokens in a model's embedding, to be compared only; none if it has none.
+
+    The module is not called, which would count as a pass over the tokens. Of a part of the weights,
+    as each of several processes may have, the rows are others, but always the same.
+    """
+    weight = getattr(model.get_input_embeddings(), "weight", None)
+    if weight is None:
+        return []
+    weight = weight.to_local() if hasattr(weight, "to_local") else weight
+    return [weight[ids.to(weight.device).clamp(max=len(weight) - 1)].float()]
+
+
+def alike(before: Sequence[Tensor], now: Sequence[Tensor]) -> bool:
+    """Return whether the same passes gave the same, but for rounding, as of another thread count.
+
+    The passes have the same length, so that even in bfloat16 hardly anything has to be allowed for;
+    what is taken for a change wrongly is only read again.
+    """
+    return len(before) == len(now) and all(
+        one.shape == other.shape
+        and bool(
+            (
+                (one - other).float().norm(dim=-1)
+                <= torch.finfo(one.dtype).eps ** 0.5 / 16 * one.float().norm(dim=-1)
+            ).all()
+        )
+        for one, other in zip(before, now, strict=True)
+    )
+
+
 def state_of(model: Any) -> object:
-    """Return what tells whether a model's weights or adapters have changed."""
-    weights = [
-        (weight.data_ptr(), 0 if weight.is_inference() else weight._version)
-        for weight in model.parameters()
+    """Return what tells at once that a model's weights, modules, hooks or adapters have changed.
+
+    A write through `.data` or from numpy leaves no trace in it. Hooks on the model as a whole,
+    which mostly watch, do not count; those on its parts do.
+    """
+    tensors = [
+        (tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version)
+        for tensor in (*model.parameters(), *model.buffers())
     ]
-    adapters = [
-        (tuple(module.active_adapters), module.disable_adapters)
-        for module in model.modules()
-        if isinstance(getattr(module, "disable_adapters", None), bool)
-    ]
-    return weights, adapters
+    parts = [_state_of_part(module, module is model) for module in model.modules()]
+    return tensors, parts
+
+
+def _state_of_part(module: Any, whole: bool) -> object:
+    hooks: list[tuple[int, int]] = []
+    if not whole:
+        both = (*module._forward_pre_hooks.items(), *module._forward_hooks.items())
+        hooks = [(number, id(hook)) for number, hook in both]
+    adapters = None
+    if isinstance(getattr(module, "disable_adapters", None), bool):
+        adapters = tuple(module.active_adapters), module.disable_adapters
+    scaling = getattr(module, "scaling", None)  # of attention, or by name that of adapters
+    scaling = repr(scaling) if isinstance(scaling, dict | int | float) else None
+    return id(module), id(vars(module).get("forward")), hooks, adapters, scaling

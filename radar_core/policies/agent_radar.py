@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 from dataclasses import dataclass, field, replace
@@ -10,12 +9,14 @@ from typing import Any
 
 from radar_core.agent_radar import AgentRadar, AnchorsOf, Prompt
 from radar_core.methods import PASTA, SPA, Method
+from radar_core.policies.copying import Rebuilt
 from radar_core.policies.policy import Ask, Context, Turn
 from radar_core.policies.writing import write_turn
 from radar_core.relevance import Relevance
 from radar_core.relevance.lexical import Lexical
 from radar_core.relevance.score import SelfPolicy
 from radar_core.relevance.selector import Selector
+from radar_core.threads import in_thread
 from radar_core.topology import Topology
 from radar_core.transcript import Message, Transcript
 from radar_core.writing import write_header
@@ -26,7 +27,7 @@ _KEPT = 32  # conversations that are gone on with rather than read anew
 
 
 @dataclass(frozen=True, eq=False)
-class AgentRadarPolicy:
+class AgentRadarPolicy(Rebuilt):
     """Shows the whole conversation and anchors the sentences that matter to the receiver.
 
     The defaults are Radar's own; `paper` has the paper's. One object serves any number of
@@ -117,7 +118,7 @@ class AgentRadarPolicy:
             ValueError: if an agent is not in the topology or a value is unusable.
         """
         said = Transcript(turn.transcript)  # the discussion may go on meanwhile
-        return await asyncio.to_thread(self._context, replace(turn, transcript=said))
+        return await in_thread(self._context, replace(turn, transcript=said))
 
     def _context(self, turn: Turn) -> Context:
         begun = time.perf_counter()

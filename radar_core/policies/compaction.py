@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from radar_core.checks import check_whole
+from radar_core.policies.copying import Rebuilt
 from radar_core.policies.policy import Ask, Context, Turn
 from radar_core.policies.tokens import token_counter
 from radar_core.policies.writing import audible, write_turn
@@ -26,7 +27,7 @@ _REQUEST = (
 
 
 @dataclass(frozen=True, eq=False)
-class Compaction:
+class Compaction(Rebuilt):
     """Shows a summary of the conversation in its place.
 
     One more call of the model for each step of each agent, as the compaction baseline of

@@ -7,7 +7,6 @@ completion and marked so.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,12 +19,14 @@ import numpy as np
 from radar_core.anchors import Anchor
 from radar_core.checks import check_whole, is_number
 from radar_core.methods import Method
+from radar_core.policies.copying import Rebuilt
 from radar_core.policies.memory import Kind, MemoryItem, Piece, cut, remember
 from radar_core.policies.policy import Ask, Context, Turn
 from radar_core.policies.routing import choose, words_of
 from radar_core.policies.tokens import token_counter
 from radar_core.policies.writing import audible, write_turn
 from radar_core.relevance import Relevance
+from radar_core.threads import in_thread
 from radar_core.transcript import Transcript
 from radar_core.writing import write_history
 
@@ -136,7 +137,7 @@ class Routed:
 
 
 @dataclass(frozen=True, eq=False)
-class RCRRouter:
+class RCRRouter(Rebuilt):
     """Routes to each agent the items of the shared memory that matter most to its role.
 
     The memory is folded from the transcript anew for every turn: what the receiver can have heard
@@ -209,7 +210,7 @@ class RCRRouter:
             ValueError: if an agent is not in the topology or a value is unusable.
         """
         turn = replace(turn, transcript=Transcript(turn.transcript))  # it may go on meanwhile
-        routed, seconds = await asyncio.to_thread(self._timed, turn)
+        routed, seconds = await in_thread(self._timed, turn)
         if self.hard:
             opening = "What of the conversation so far matters to you:\n\n" if routed.text else ""
             return Context(write_turn(turn, opening + routed.text), seconds=seconds)

@@ -42,9 +42,15 @@ class Relevance:
         embedded = isinstance(encoder, str) and encoder in _EMBEDDED_NAMES
         self._encoder = None if embedded else encoder
         self._given = "all-MiniLM-L6-v2" if self._encoder is None else encoder
-        self._rows: dict[str, int] = {}
-        self._vectors = np.empty((0, 0), np.float32)  # grows in steps; the first rows are used
-        self._lock = threading.Lock()
+        self._forget()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # What is embedded stays behind, as the lock has to.
+        return {name: vars(self)[name] for name in ("language", "_encoder", "_given")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._forget()
 
     def __repr__(self) -> str:
         name = self._encoder if isinstance(self._encoder, str) else type(self._encoder).__name__
@@ -79,6 +85,11 @@ class Relevance:
             if new := list(dict.fromkeys(text for text in texts if text not in self._rows)):
                 self._remember(new, self._encode(new))
             return self._vectors[[self._rows[text] for text in texts]]
+
+    def _forget(self) -> None:
+        self._rows: dict[str, int] = {}
+        self._vectors = np.empty((0, 0), np.float32)  # grows in steps; the first rows are used
+        self._lock = threading.Lock()
 
     def _remember(self, texts: list[str], vectors: np.ndarray) -> None:
         known, total = len(self._rows), len(self._rows) + len(texts)

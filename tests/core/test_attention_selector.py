@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from radar_core import SPA, AgentRadar, Anchor, AttentionBias, Steered, Topology
 from radar_core.anchors import RenderedPrompt
-from radar_core.discussion import Agent, ByLast, Discussion, SteeredModel
+from radar_core.discussion import Agent, ByLast, Discussion, Request, SteeredModel
 from radar_core.policies import AgentRadarPolicy
 from radar_core.relevance import Combined, Lexical, ScoredSentence, sentence_spans
 from radar_core.relevance.attention import Attention, token_sentences
@@ -202,7 +202,10 @@ def test_a_reply_goes_on_from_the_prompt_that_was_read(smollm2, method, kept, co
     steered = Steered(smollm2.model, smollm2.tokenizer, method)
     options = dict(max_new_tokens=14, do_sample=False)
     lengths, reply = lengths_of(smollm2.model, lambda: steered.chat(prompt, **options))
-    assert lengths[0] == kept
+    assert lengths[:2] == [
+        1,
+        kept,
+    ]  # the last token that was read shows that it may be gone on from
     anew, fresh = lengths_of(
         smollm2.model, lambda: steered.chat(prompt.messages, prompt.anchors, **options)
     )
@@ -218,7 +221,8 @@ def test_what_a_method_changes_is_read_under_it(smollm2):
     options = dict(max_new_tokens=4, do_sample=False)
     lengths, reply = lengths_of(smollm2.model, lambda: steered.chat(prompt, **options))
     first = min(token for anchor in reply.anchors for token in anchor.tokens)
-    assert lengths[0] == reply.usage.prompt_tokens - first > 1
+    assert lengths[0] == 1
+    assert lengths[1] == reply.usage.prompt_tokens - first > 1
     assert reply == steered.chat(prompt.messages, prompt.anchors, **options)
 
 
@@ -249,7 +253,31 @@ def test_an_agent_goes_on_from_what_its_policy_read(smollm2):
         said.answer.text for said in fresh.spoken
     ]
     assert outcome.spoken[1].answer.anchor_tokens > 0
-    assert sum(anew) - sum(lengths) == outcome.spoken[1].answer.prompt_tokens - 1
+    # All but the last token, and one to see that the model is still the same.
+    assert sum(anew) - sum(lengths) == outcome.spoken[1].answer.prompt_tokens - 1 - 1
+
+
+def test_neither_a_reply_nor_a_selection_goes_on_from_what_another_model_read(smollm2):
+    model = copy.deepcopy(smollm2.model)
+    attention = Attention(model, smollm2.tokenizer)
+    radar = talk(attention)
+    query = "What is the budget?"
+    prompt = radar.prompt(receiver="ben", query=query)
+    for layer in model.model.layers[:4]:
+        layer.mlp.down_proj.weight.data.mul_(1.6)  # which torch does not count as a change
+    method = AttentionBias(2.0, queries="generated")
+    asked = Request(prompt.messages, 14, prompt.anchors, method)
+    answering = SteeredModel(model, smollm2.tokenizer)
+    replies = [
+        asyncio.run(answering(replace(asked, selector=selector))).text
+        for selector in (attention, None)
+    ]
+    assert replies[0] == replies[1]
+    again = radar.select(receiver="ben", query=query)
+    fresh = talk(Attention(model, smollm2.tokenizer)).select(receiver="ben", query=query)
+    assert [item.similarity for item in again.candidates] == pytest.approx(
+        [item.similarity for item in fresh.candidates], abs=1e-5
+    )
 
 
 def test_another_model_reads_for_itself(smollm2):

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 import time
+from dataclasses import asdict
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 import transformers
 
 from radar_core.anchors import Anchor
-from radar_core.discussion import CallableModel, ClientModel, PipelineModel, Request
+from radar_core.discussion import Answer, CallableModel, ClientModel, PipelineModel, Request
+from radar_core.discussion.model import answer_of
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What now?"}]
 REQUEST = Request(MESSAGES, max_new_tokens=6, seed=5, speaker="solver")
@@ -151,10 +155,52 @@ def test_anchors_are_refused_by_what_cannot_steer(kind, request):
     else:
         model = CallableModel(last) if kind == "function" else ClientModel(Completions(None), "m")
     with pytest.raises(
-        ValueError, match=r"prompt of solver has 1 anchors and .* cannot steer; use"
+        ValueError,
+        match=r"prompt of solver is to be steered \(anchors: 1\) and .* cannot steer; use",
     ):
         ask(model, ANCHORED)
 
 
 def test_seconds_are_those_of_the_call():
     assert ask(CallableModel(lambda messages: time.sleep(0.03) or "x")).seconds >= 0.03
+
+
+def test_an_iterator_that_ends_is_an_error_and_leaves_nobody_waiting():
+    replies = iter(["First."])
+    model = CallableModel(lambda messages: next(replies), name="scripted")
+
+    async def twice():
+        first = await model(REQUEST)
+        with pytest.raises(RuntimeError, match="raised StopIteration, as next"):
+            await asyncio.wait_for(model(REQUEST), 10)
+        return first.text
+
+    assert asyncio.run(twice()) == "First."
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Answer("x", np.int64(3), np.float32(2), np.float32(0.5), torch.tensor(1)),
+        Answer("x", 3, 2.0, np.float64(0.5), np.uint8(1)),
+    ],
+)
+def test_numbers_of_other_libraries_are_taken_as_pythons_own(answer):
+    async def model(request):
+        return answer
+
+    found = asyncio.run(answer_of(model, REQUEST))
+    assert json.loads(json.dumps(asdict(found), allow_nan=False)) == asdict(
+        Answer("x", 3, 2, 0.5, 1)
+    )
+    assert type(found.prompt_tokens) is type(found.completion_tokens) is int
+
+
+@pytest.mark.parametrize("name", ["prompt_tokens", "completion_tokens", "anchor_tokens", "seconds"])
+@pytest.mark.parametrize("value", [None, "3", True, float("nan"), np.inf, np.zeros(2), 1j])
+def test_numbers_that_no_log_can_hold_are_refused(name, value):
+    async def model(request):
+        return Answer("x", **{name: value})
+
+    with pytest.raises(ValueError, match=f"the model's answer has {name}=.*; expected a"):
+        asyncio.run(answer_of(model, REQUEST))

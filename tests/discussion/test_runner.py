@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
 
 import pytest
 
 from radar_core.discussion import (
     Agent,
+    Answer,
     ByLast,
     CallableModel,
     Discussion,
@@ -240,7 +242,7 @@ def test_a_policys_error_says_whose_it_is():
         (dict(agents=agents("a", "b")), "the agents are a, b, but the schedule knows a, b, c, d"),
         (dict(agents=[*agents("a", "b", "c"), "d"]), "agents must hold Agent objects"),
         (dict(schedule={"a": "b"}), "schedule is a dict"),
-        (dict(policy=None), "policy has no context"),
+        (dict(policy=None), "policy is a NoneType that has no context"),
         (dict(model="gpt"), "model is a str"),
         (dict(rounds=0), "rounds must be a whole number of at least 1"),
         (dict(max_new_tokens=True), "max_new_tokens must be"),
@@ -291,3 +293,46 @@ def test_a_function_takes_part_as_a_model():
         decision=ByLast(),
     )
     assert outcome.answer.count("WHAT NOW?") >= 4
+
+
+@pytest.mark.parametrize("answer", [Answer("x", seconds=math.nan), Answer("x", prompt_tokens=None)])
+def test_an_answer_that_no_log_can_hold_is_the_models_failure(answer, tmp_path):
+    async def model(request):
+        return answer
+
+    with pytest.raises(DiscussionError, match=r"asked once for .*the model's answer has"):
+        discuss(model=model, log=tmp_path / "log.jsonl")
+
+
+def test_a_context_whose_seconds_no_log_can_hold_is_refused_before_the_model_is_asked():
+    class Untimed:
+        async def context(self, turn, ask):
+            return Context([{"role": "user", "content": turn.query}], seconds=None)
+
+    model = Recorder()
+    with pytest.raises(ValueError, match="its context has seconds=None") as caught:
+        discuss(model=model, policy=Untimed())
+    assert "'s policy, round 0" in caught.value.__notes__[0]
+    assert not model.requests
+
+
+def test_a_scripted_model_that_runs_out_ends_the_discussion():
+    replies = iter(["One.", "Two."])
+    model = CallableModel(lambda messages: next(replies))
+    with pytest.raises(DiscussionError, match="raised StopIteration"):
+        discuss(model=model, attempts=1)
+
+
+@pytest.mark.parametrize("field", ["name", "role", "system", "instruction"])
+def test_half_a_surrogate_pair_in_an_agent_is_refused(field):
+    with pytest.raises(ValueError, match=f"{field} holds half a surrogate pair at character 1"):
+        Agent(**({"name": "a", "role": "solver"} | {field: "a\ud800"}))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"text": "t\ud800"}, {"id": "\ud800"}, {"notes": {"a": "\ud800"}}, {"notes": {"\ud800": "a"}}],
+)
+def test_half_a_surrogate_pair_in_a_task_is_refused(fields):
+    with pytest.raises(ValueError, match=r"a task's .*half a surrogate pair"):
+        Task(**({"text": "t"} | fields))

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
+import torch
+from transformers import StoppingCriteriaList
 
 from radar_core import SPA, Anchor, AttentionBias, Steered
 from radar_core.discussion import Request, SteeredModel
@@ -200,3 +205,88 @@ def test_what_comes_while_a_batch_runs_goes_into_the_next(model):
 
 def test_settings_tell_the_model(model):
     assert model.settings["method"] == BIAS and model.settings["dtype"] == "torch.float32"
+
+
+@dataclass(frozen=True)
+class Incomparable(AttentionBias):
+    """A method with a tensor, which cannot be compared with another's."""
+
+    direction: torch.Tensor = field(default_factory=lambda: torch.zeros(4), kw_only=True)
+
+
+def test_requests_that_cannot_be_compared_do_not_go_together(model):
+    one, other = (request(row, method=Incomparable(3.0)) for row in range(2))
+    answers = asyncio.run(asyncio.wait_for(_gathered(model, one, other), 60))
+    assert model.batches == [1, 1]
+    assert [answer.text for answer in answers] == [
+        answer.text for answer in ask(model, request(0), request(1))
+    ]
+
+
+def test_anchors_may_be_an_array(model):
+    array = np.empty(1, dtype=object)
+    array[0] = Anchor(0, *SPANS[0])
+    arrays = [request(0, anchors=array), request(0, anchors=array[:0])]
+    found = asyncio.run(asyncio.wait_for(_gathered(model, *arrays), 60))
+    expected = ask(model, request(0), request(0, anchored=False))
+    assert [answer.text for answer in found] == [answer.text for answer in expected]
+
+
+def test_an_unusable_request_is_refused_before_it_waits(model):
+    bad = request(1, temperature=np.zeros(2))
+    found = asyncio.run(asyncio.wait_for(_gathered(model, request(0), bad, request(2)), 60))
+    assert isinstance(found[1], ValueError) and "temperature must be a number" in str(found[1])
+    assert found[0].text and found[2].text and model.batches == [2]
+
+
+def test_a_fault_while_batches_are_made_leaves_nobody_waiting(model, monkeypatch):
+    async def faulty():
+        with monkeypatch.context() as patch:
+            patch.setattr(model, "_go_together", lambda *_: 1 / 0)
+            first = await _gathered(model, request(0), request(1))
+        return first, await model(request(0))
+
+    failed, answer = asyncio.run(asyncio.wait_for(faulty(), 60))
+    assert [type(error) for error in failed] == [ZeroDivisionError] * 2
+    assert answer.text
+
+
+def test_a_tokenizer_that_raises_stop_iteration_leaves_nobody_waiting(model, monkeypatch):
+    def ends(*_, **__):
+        raise StopIteration
+
+    monkeypatch.setattr(Steered, "prepare", ends)
+    found = asyncio.run(asyncio.wait_for(_gathered(model, request(0)), 60))
+    assert isinstance(found[0], RuntimeError) and "StopIteration" in str(found[0])
+
+
+def test_a_cancelled_batch_ends_at_the_next_token(model, small):
+    passes = []
+    handle = small.model.register_forward_pre_hook(lambda *_: passes.append(time.sleep(0.02)))
+
+    async def cancelled():
+        asked = asyncio.create_task(model(request(0, max_new_tokens=300)))
+        while len(passes) < 3:
+            await asyncio.sleep(0.005)
+        asked.cancel()
+
+    try:
+        asyncio.run(cancelled())  # which waits for the thread
+    finally:
+        handle.remove()
+    assert 3 <= len(passes) < 30
+    assert ask(model, request(0))[0].text
+
+
+def test_criteria_of_the_options_stop_as_well(small):
+    def after_two(input_ids, scores, **_):
+        return torch.full((len(input_ids),), input_ids.shape[1] >= length + 2)
+
+    length = ask(SteeredModel(small.model, small.tokenizer, BIAS), request(0))[0].prompt_tokens
+    options = {"stopping_criteria": StoppingCriteriaList([after_two])}
+    stopped = SteeredModel(small.model, small.tokenizer, BIAS, options=options)
+    assert ask(stopped, request(0))[0].completion_tokens == 2
+
+
+async def _gathered(model, *requests):
+    return await asyncio.gather(*(model(one) for one in requests), return_exceptions=True)

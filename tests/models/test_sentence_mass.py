@@ -95,7 +95,8 @@ def test_of_a_growing_conversation_only_what_is_new_is_read(case):
     lengths, handle = count_tokens(model)
     mass, nothing = read(reader, real, blank)
     handle.remove()
-    assert lengths == [11, len(BLANK) + len(TAIL), len(query) + len(TAIL)]
+    # The token that was read last is run again first, and the one that is now the last at the end.
+    assert lengths == [1, 11, len(BLANK) + len(TAIL), len(query) + len(TAIL), 1]
     torch.testing.assert_close(mass, expected(model, real, sentence_of(real), 4), atol=1e-5, rtol=0)
     fresh, without = read(PromptReader(model), real, blank)
     torch.testing.assert_close(mass, fresh, atol=1e-6, rtol=0)
@@ -106,7 +107,7 @@ def test_of_a_growing_conversation_only_what_is_new_is_read(case):
     lengths, handle = count_tokens(model)
     mass, _ = read(reader, real, blank)
     handle.remove()
-    assert lengths[0] == 30
+    assert lengths[:2] == [1, 30]
     torch.testing.assert_close(mass, expected(model, real, sentence_of(real), 4), atol=1e-5, rtol=0)
 
 
@@ -153,6 +154,128 @@ def test_changed_weights_are_read_anew():
     assert reader.cache_for(real.input_ids) is None
     mass, _ = read(reader, real, blank)
     torch.testing.assert_close(mass, expected(model, real, sentence_of(real), 4), atol=1e-5, rtol=0)
+
+
+def raw(tensor):
+    """A tensor's memory as numpy sees it: what is written there, torch does not notice."""
+    return tensor.detach().numpy()
+
+
+class Doubled(torch.nn.Module):
+    """A block in another's place that has its very weights."""
+
+    def __init__(self, block):
+        super().__init__()
+        self.block = block
+
+    def forward(self, hidden):
+        return 2 * self.block(hidden)
+
+
+def steered_prompt(module, args, output):
+    """As steering of activations that leaves single tokens alone, those of a reply."""
+    return output * 1.5 if output.shape[1] > 1 else output
+
+
+def changed_forward(model):
+    mlp = model.model.layers[0].mlp
+    plain = mlp.forward
+    mlp.forward = lambda hidden: steered_prompt(mlp, (), plain(hidden))
+
+
+CHANGES = {
+    "data": lambda model: model.model.layers[0].mlp.down_proj.weight.data.mul_(1.6),
+    "a little": lambda model: model.model.layers[1].mlp.down_proj.weight.data.mul_(1.02),
+    "the last values": lambda model: model.model.layers[-1].self_attn.v_proj.weight.data.mul_(1.1),
+    "numpy": lambda model: raw(model.model.layers[1].self_attn.q_proj.weight).__imul__(-1),
+    "one embedding": lambda model: model.model.embed_tokens.weight.data[PREFIX[7]].mul_(2),
+    "buffer": lambda model: raw(model.model.rotary_emb.inv_freq).__imul__(0.5),
+    "hook": lambda model: model.model.layers[0].mlp.register_forward_hook(steered_prompt),
+    "module": lambda model: setattr(
+        model.model.layers[0], "mlp", Doubled(model.model.layers[0].mlp)
+    ),
+    "forward": changed_forward,
+    "scaling": lambda model: setattr(model.model.layers[0].self_attn, "scaling", 1.0),
+}
+
+
+@pytest.mark.parametrize("again", ["reply", "selection"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_nothing_is_taken_over_once_the_model_has_changed(change, again):
+    model = tiny_model("Llama")
+    reader = PromptReader(model)
+    real, blank = asked(PREFIX, QUERY, TAIL), asked(PREFIX, BLANK, TAIL)
+    read(reader, real, blank)
+    CHANGES[change](model)
+    if again == "reply":
+        assert reader.cache_for(real.input_ids) is None
+        return
+    found, _ = read(reader, real, blank)
+    fresh, _ = read(PromptReader(model), real, blank)
+    assert torch.equal(found, fresh)
+    assert reader.cache_for(real.input_ids) is not None
+
+
+def test_nothing_is_taken_over_once_a_hook_is_off():
+    model = tiny_model("Llama")
+    handle = model.model.layers[0].mlp.register_forward_hook(steered_prompt)
+    reader = PromptReader(model)
+    real = asked(PREFIX, QUERY, TAIL)
+    read(reader, real, asked(PREFIX, BLANK, TAIL))
+    assert reader.cache_for(real.input_ids) is not None
+    handle.remove()
+    assert reader.cache_for(real.input_ids) is None
+
+
+def test_adapters_that_are_scaled_are_read_anew():
+    peft = pytest.importorskip("peft")
+    model = peft.get_peft_model(
+        tiny_model("Llama"),
+        peft.LoraConfig(target_modules=["down_proj"], init_lora_weights=False),
+    ).eval()
+    reader = PromptReader(model)
+    real = asked(PREFIX, QUERY, TAIL)
+    read(reader, real, asked(PREFIX, BLANK, TAIL))
+    assert reader.cache_for(real.input_ids) is not None
+    for module in model.modules():
+        if isinstance(getattr(module, "scaling", None), dict):
+            module.scaling["default"] *= 1.01
+    assert reader.cache_for(real.input_ids) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case[0] + "-mixed" * bool(case[1]))
+def test_an_unchanged_model_is_never_taken_for_a_changed_one(case, dtype):
+    model = case_model(case).to(dtype)
+    reader = PromptReader(model)
+    longer = [*PREFIX, *tokens(60, 20)]
+    for length in (40, 47, 61, 100):
+        sentences = torch.full((length + len(QUERY) + len(TAIL),), -1)
+        sentences[:40] = SENTENCES
+        real, blank = (asked(longer[:length], query, TAIL) for query in (QUERY, BLANK))
+        lengths, handle = count_tokens(model)
+        read(reader, real, blank, sentences)
+        handle.remove()
+        assert max(lengths) <= 40
+        threads = torch.get_num_threads()
+        torch.set_num_threads(2 if threads == 1 else 1)
+        try:
+            assert reader.cache_for(real.input_ids).get_seq_length() == length + 8
+            assert reader.cache_for(real.input_ids, 20).get_seq_length() == 20
+        finally:
+            torch.set_num_threads(threads)
+
+
+def test_what_may_have_changed_is_not_run_while_it_is_steered():
+    model = tiny_model("Llama")
+    reader = PromptReader(model)
+    real = asked(PREFIX, QUERY, TAIL)
+    read(reader, real, asked(PREFIX, BLANK, TAIL))
+    with NoSteering().applied_to(model):
+        with pytest.raises(RuntimeError, match="already steered"):
+            reader.cache_for(real.input_ids)
+        assert reader.cache_for([96, 1, 2]) is None  # nothing is shared
+    assert reader.cache_for(real.input_ids) is not None
 
 
 def test_more_than_8192_sentences():

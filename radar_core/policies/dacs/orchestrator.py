@@ -269,13 +269,14 @@ class Orchestrator:
             The answer.
 
         Raises:
-            ValueError: the message is blank.
+            ValueError: the message is blank, or holds half a surrogate pair.
             RuntimeError: the orchestrator does not run, was closed, or the model failed as often as
                 it may; the cause is its last error.
         """
         self._check_running()
         if not isinstance(message, str) or not message.strip():
             raise ValueError(f"message is {message!r}; expected a text")
+        check_unicode("message", message)
         future = asyncio.get_running_loop().create_future()
         waiting = _Message(f"user-{next(self._message_ids)}", message, urgent, future)
         self._messages.append(waiting)
@@ -429,9 +430,10 @@ class Orchestrator:
         """Answer a message of the user; it stays the next one until it is answered."""
         self._enter(State.USER)
         about = {"message_id": message.message_id}
-        built = self.builder.registry(self.registry.entries, message.text)
-        call = asyncio.ensure_future(self._call(State.USER, built, about))
+        call: asyncio.Task[Answer] | None = None
         try:
+            built = self.builder.registry(self.registry.entries, message.text)
+            call = asyncio.ensure_future(self._call(State.USER, built, about))
             awaited: set[asyncio.Future[Any]] = {call, message.future}
             await asyncio.wait(
                 awaited,
@@ -456,7 +458,8 @@ class Orchestrator:
             self.log.write("USER_RESPONSE", **about, text=answer.text)
             message.future.set_result(answer.text)
         finally:
-            _drop(call)
+            if call is not None:
+                _drop(call)
             self._enter(State.REGISTRY)
 
     async def _within(
@@ -478,7 +481,11 @@ class Orchestrator:
                 if (by := self._interrupter(session)) is not None:
                     raise _Interrupted(by)
                 if session.awaited is None:
-                    session.awaited = asyncio.ensure_future(start())
+                    try:
+                        started = start()  # a context is built here, by the tokenizer's count
+                    except Exception as error:
+                        raise failure(error) from error
+                    session.awaited = asyncio.ensure_future(started)
                 self._wake.clear()
                 left = self.max_seconds - used - (time.monotonic() - began)
                 if left <= 0:
@@ -709,7 +716,7 @@ class _Failed(Exception):
 
 
 class _CallFailed(_Failed):
-    """The model raised."""
+    """The model raised, or the tokenizer as the context was built."""
 
 
 class _FollowUpFailed(_Failed):

@@ -716,7 +716,7 @@ def test_a_fault_of_its_own_reaches_whoever_waits(monkeypatch):
     async def test():
         with pytest.raises(ZeroDivisionError):
             async with orchestrated(Held()) as orchestrator:
-                monkeypatch.setattr(orchestrator.builder, "build", lambda *_: 1 // 0)
+                monkeypatch.setattr(orchestrator, "_converse", lambda *_: 1 // 0)
                 tasks = await started(orchestrator, request("ann"), request("bob"))
                 for task in tasks:
                     with pytest.raises(ZeroDivisionError):
@@ -787,5 +787,45 @@ def test_the_log_on_disk_tells_the_run(tmp_path):
                 assert written[-1]["event"] != "RUN_END"
                 assert any(event["event"] == "STEERING_RESPONSE" for event in written)
         assert read_events(tmp_path / "run.jsonl")[-1]["event"] == "RUN_END"
+
+    run(test)
+
+
+def test_half_a_surrogate_pair_in_the_users_message_is_refused():
+    async def test():
+        async with orchestrated(Scripted()) as orchestrator:
+            with pytest.raises(ValueError, match="message holds half a surrogate pair"):
+                await orchestrator.ask("hi \ud83d")
+            assert await orchestrator.ask("And now?") == "Do it."
+
+    run(test)
+
+
+class Stumbling(Words):
+    """A tokenizer that some texts are too much for."""
+
+    def encode(self, text):
+        if "stumble" in text:
+            raise TypeError("TextEncodeInput must be str")
+        return super().encode(text)
+
+
+def test_a_tokenizers_error_is_a_failed_call_of_what_it_counted_and_ends_nothing_else():
+    async def test():
+        orchestrator = Orchestrator(Scripted(), Stumbling(), budget=4000, attempts=2)
+        orchestrator.register("ann", "Sort the mail")
+        orchestrator.register("bob", "Sort the mail")
+        async with orchestrator:
+            asked, stumbled, other = await asyncio.gather(
+                orchestrator.ask("Why does it stumble?"),
+                orchestrator.steer(request("ann", question="Why do I stumble?")),
+                orchestrator.steer(request("bob")),
+                return_exceptions=True,
+            )
+            assert isinstance(asked, RuntimeError) and "TextEncodeInput" in str(asked)
+            assert stumbled.abandoned == "TypeError: TextEncodeInput must be str"
+            assert other.text == "Do it." and other.abandoned is None
+            assert await orchestrator.ask("And now?") == "Do it."
+        assert len(events(orchestrator, "CALL_FAILED")) == 4
 
     run(test)

@@ -246,13 +246,14 @@ def test_combinations_may_be_combined_and_say_what_they_hold():
 @pytest.mark.parametrize(
     ("selectors", "options", "message"),
     [
-        ([], {}, "at least one pair"),
+        ([], {}, "at least one selector"),
         ([(Fixed(), 0)], {}, "above 0, got 0"),
         ([(Fixed(), math.inf)], {}, "finite number"),
         ([(Fixed(), True)], {}, "got True"),
         ([(Fixed(), "1")], {}, "got '1'"),
-        ([Fixed()], {}, "expected a pair"),
-        ([("dense", 1)], {}, r"similarities\(reading\), got 'dense'"),
+        ([(Fixed(), 1, 2)], {}, "expected a selector or a pair"),
+        ([("dense", 1)], {}, r"a selector is a str that has no similarities\(...\)"),
+        ([Lexical], {}, "a selector is the class Lexical; expected an object"),
         ([(Fixed(), 1)], {"by": "sum"}, "by must be one of value, rank, got 'sum'"),
     ],
 )
@@ -359,7 +360,9 @@ def test_similarities_out_of_range_are_refused_with_the_selectors_name(result, m
 def test_an_encoder_and_a_selector_or_no_selector_at_all_are_refused():
     with pytest.raises(ValueError, match=r"not both.*selector=Dense\(encoder\)"):
         AgentRadar(Topology.complete(2), Lengths(), selector=Dense())
-    with pytest.raises(ValueError, match="got Lengths; an encoder goes under its own name"):
+    with pytest.raises(
+        ValueError, match=r"a Lengths that has no similarities\(.*expected such as Dense\(encoder\)"
+    ):
         AgentRadar(Topology.complete(2), selector=Lengths())
 
 
@@ -382,3 +385,9 @@ def test_selecting_as_the_conversation_grows_is_selecting_from_all_of_it_and_emb
             )
             assert grown == whole
     assert len(encoder.asked) == len(set(encoder.asked))
+
+
+def test_selectors_without_weights_count_alike():
+    one, other = Fixed(0.1, 0.5), Fixed(0.9, 0.2)
+    plain, weighed = Combined([one, other]), Combined([(one, 1), (other, 1)])
+    assert plain.selectors == weighed.selectors

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import threading
 import time
@@ -11,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from radar_core.discussion.model import Answer, Request
+from radar_core.discussion.settings import described
 from radar_core.threads import in_thread
 
 __all__ = ["CallableModel", "ClientModel", "PipelineModel"]
@@ -22,8 +22,8 @@ class CallableModel:
     Args:
         function: takes a list of dicts with "role" and "content" and returns a str, or an awaitable
             of one. One that is not async runs in worker threads, several at once.
-        name: what a discussion's log calls the model; None for the function's name, and for a
-            lambda a digest of what it does besides.
+        name: what a discussion's log calls the model; None for the function's name, with what it
+            does if others may have the same one.
     """
 
     can_steer = False
@@ -32,7 +32,11 @@ class CallableModel:
         if not callable(function):
             raise ValueError(f"function must be callable, got {function!r}")
         self.function = function
-        self.settings = {"name": name or _name_of(function)}
+        self.settings: dict[str, Any] = {"name": name}
+        if name is None:
+            called = getattr(function, "__qualname__", type(function).__name__)
+            # Lambdas have one name for all, and a log must not take one's answers for another's.
+            self.settings = {"name": called, "function": described(function)}
 
     async def __call__(self, request: Request) -> Answer:
         """Answer one prompt; see `Model`."""
@@ -172,16 +176,6 @@ def refuse_anchors(request: Request, what: str) -> None:
             "SteeredModel(model, tokenizer), or a policy without anchors, such as FullContext() or "
             "AgentRadarPolicy(appended=True)"
         )
-
-
-def _name_of(function: Callable[..., Any]) -> str:
-    name = getattr(function, "__qualname__", type(function).__name__)
-    code = getattr(function, "__code__", None)
-    if not name.endswith("<lambda>") or code is None:
-        return name
-    # Lambdas have one name for all, and a log must not take one's answers for another's.
-    does = repr((code.co_code, code.co_consts, code.co_names)).encode()
-    return f"{name} {hashlib.sha256(does).hexdigest()[:8]}"
 
 
 async def called(function: Callable[..., Any], *arguments: Any) -> Any:

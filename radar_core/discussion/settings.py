@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import hashlib
 import inspect
+import math
 import re
 from collections.abc import Callable, Mapping
 from pathlib import PurePath
@@ -36,6 +37,8 @@ def described(value: Any, depth: int = 0) -> Any:
     Returns:
         JSON.
     """
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # for which JSON has nothing
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if depth > _DEEPEST:

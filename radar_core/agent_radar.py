@@ -9,7 +9,7 @@ import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -33,8 +33,6 @@ __all__ = ["AgentRadar", "Chosen", "Prompt"]
 
 DEFAULT_THRESHOLD = 0.65
 _NEAREST = 5
-
-AnchorsOf = Literal["chosen", "others"]
 _ROUNDING = 1e-5
 
 
@@ -114,8 +112,7 @@ class Prompt:
 
     Args:
         messages: dicts with "role" and "content" for a chat template.
-        anchors: spans of the messages' contents: the chosen sentences, best first, then the query;
-            or `others`, as `AgentRadar` was told.
+        anchors: spans of the messages' contents: the chosen sentences, best first, then the query.
         chosen: the selection behind the anchors.
         others: spans of the sentences that were not chosen, in the prompt's order, those that
             follow each other as one; nothing where nothing was chosen.
@@ -147,12 +144,7 @@ class AgentRadar:
             no limit if top_k is given (`radar_kernels.select_relevant` keeps its limit then).
         top_k: the most sentences to choose, best first; None for all. Alone it drops the
             threshold, so that there is always something to anchor.
-        anchors: what a prompt's anchors are: "chosen" sentences, to steer towards; or the
-            "others", to turn away from by a negative bias, such as `AttentionBias(-1.0)`, which
-            leaves the share of the query and the instructions as it is. Where nothing is chosen
-            nothing is turned away from.
-        anchor_query: whether the query is an anchor too, as in the paper; None says yes beside
-            chosen sentences and no beside the others.
+        anchor_query: whether the query is an anchor too, as in the paper.
         self_policy: "clamp", "literal" or "exclude", for own and same-round sentences, whose
             exponents are negative; see `Decay`.
 
@@ -170,8 +162,7 @@ class AgentRadar:
         temporal_decay: float = 0.92,
         threshold: float | None = None,
         top_k: int | None = None,
-        anchors: AnchorsOf = "chosen",
-        anchor_query: bool | None = None,
+        anchor_query: bool = True,
         self_policy: SelfPolicy = "clamp",
     ) -> None:
         if not isinstance(topology, Topology):
@@ -183,20 +174,12 @@ class AgentRadar:
             raise ValueError(f"threshold must lie between -1 and 1, got {threshold!r}")
         if top_k is not None and (not is_whole(top_k) or top_k < 1):
             raise ValueError(f"top_k must be a whole number of at least 1, got {top_k!r}")
-        if anchors not in ("chosen", "others"):
-            raise ValueError(f'anchors must be "chosen" or "others", got {anchors!r}')
-        if anchors == "others" and anchor_query:
-            raise ValueError(
-                'anchors="others" turns away from its anchors, which the query must not be; leave '
-                "anchor_query out"
-            )
         self.topology = topology
         self.selector = _selector(encoder, selector)
         self.decay = Decay(spatial_decay, temporal_decay, self_policy)
         self.threshold = DEFAULT_THRESHOLD if threshold is None and top_k is None else threshold
         self.top_k = top_k
-        self.anchors: AnchorsOf = anchors
-        self.anchor_query = anchors == "chosen" if anchor_query is None else anchor_query
+        self.anchor_query = anchor_query
         self._transcript = Transcript()
         self._cut: dict[int, list[ScoredSentence]] = {}
 
@@ -309,9 +292,7 @@ class AgentRadar:
         for anchor, text in zip(anchors, expected, strict=True):
             assert content[anchor.start : anchor.end] == text, (anchor, text)
         others = layout.others(chosen) if len(chosen) else []
-        return Prompt(
-            layout.messages, others if self.anchors == "others" else anchors, chosen, others
-        )
+        return Prompt(layout.messages, anchors, chosen, others)
 
     def _check(self, receiver: str, query: str, round: int | None) -> tuple[dict[str, int], int]:
         hops = self.topology.hops_to(receiver)

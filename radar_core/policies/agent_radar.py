@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from radar_core.agent_radar import AgentRadar, AnchorsOf, Prompt
+from radar_core.agent_radar import AgentRadar, Prompt
 from radar_core.methods import PASTA, SPA, Method
 from radar_core.policies.copying import Rebuilt
 from radar_core.policies.policy import Ask, Context, Turn
@@ -42,8 +42,7 @@ class AgentRadarPolicy(Rebuilt):
         temporal_decay: factor per round beyond the last one, in (0, 1]; 1 switches it off.
         threshold: as in `AgentRadar`.
         top_k: as in `AgentRadar`.
-        anchors: "chosen" or "others", as in `AgentRadar`.
-        anchor_query: as in `AgentRadar`.
+        anchor_query: whether the query is an anchor too.
         self_policy: as in `AgentRadar`.
         appended: anchor nothing, but repeat the chosen sentences between the conversation and the
             query, in the conversation's order ("without attention steering" in the paper).
@@ -59,8 +58,7 @@ class AgentRadarPolicy(Rebuilt):
     temporal_decay: float = field(default=0.92, kw_only=True)
     threshold: float | None = field(default=None, kw_only=True)
     top_k: int | None = field(default=None, kw_only=True)
-    anchors: AnchorsOf = field(default="chosen", kw_only=True)
-    anchor_query: bool | None = field(default=None, kw_only=True)
+    anchor_query: bool = field(default=True, kw_only=True)
     self_policy: SelfPolicy = field(default="clamp", kw_only=True)
     appended: bool = field(default=False, kw_only=True)
     _readers: _Readers = field(init=False, repr=False, default_factory=lambda: _Readers())
@@ -151,7 +149,6 @@ class AgentRadarPolicy(Rebuilt):
             temporal_decay=self.temporal_decay,
             threshold=self.threshold,
             top_k=self.top_k,
-            anchors=self.anchors,
             anchor_query=self.anchor_query,
             self_policy=self.self_policy,
         )

@@ -241,31 +241,22 @@ def test_encoders_may_be_shared():
 
 
 def test_the_others_are_what_was_not_chosen():
-    radar = chain(top_k=2, anchors="others")
+    radar = chain(top_k=2)
     radar.observe(sender="near", text="A 0.9. B 0.1. C 0.2.")
     radar.observe(sender="near", text="D 0.8. E 0.3.")
     radar.observe(sender="far", text="F 0.0.")
     prompt = radar.prompt(receiver="solver", query=QUERY)
     content = prompt.messages[-1]["content"]
-    texts = [content[anchor.start : anchor.end] for anchor in prompt.anchors]
+    texts = [content[anchor.start : anchor.end] for anchor in prompt.others]
     assert texts == ["B 0.1. C 0.2.", "E 0.3.", "F 0.0."]
     assert [item.text for item in prompt.chosen] == ["A 0.9.", "D 0.8."]
-    assert prompt.anchors == prompt.others and not prompt.chosen.query_anchored
-    towards = chain(top_k=2)
-    for message in radar.transcript:
-        towards.observe(sender=message.sender, text=message.text, round=message.round)
-    again = towards.prompt(receiver="solver", query=QUERY)
-    assert again.others == prompt.others and len(again.anchors) == 3
 
 
-def test_where_nothing_is_chosen_nothing_is_turned_away_from():
-    radar = chain(threshold=0.95, anchors="others")
+@pytest.mark.parametrize("threshold", [0.95, -1])
+def test_there_are_no_others_where_none_or_all_are_chosen(threshold):
+    radar = chain(threshold=threshold)
     radar.observe(sender="near", text="A 0.9. B 0.1.")
-    assert radar.prompt(receiver="solver", query=QUERY).anchors == []
-    radar = chain(threshold=-1, anchors="others")
-    radar.observe(sender="near", text="A 0.9. B 0.1.")
-    prompt = radar.prompt(receiver="solver", query=QUERY)
-    assert len(prompt.chosen) == 2 and prompt.anchors == []
+    assert radar.prompt(receiver="solver", query=QUERY).others == []
 
 
 @pytest.mark.parametrize(
@@ -282,8 +273,6 @@ def test_where_nothing_is_chosen_nothing_is_turned_away_from():
         ({"spatial_decay": 0.0}, "spatial_decay"),
         ({"temporal_decay": 1.1}, "temporal_decay"),
         ({"self_policy": "boost"}, "self_policy"),
-        ({"anchors": "rest"}, 'anchors must be "chosen" or "others"'),
-        ({"anchors": "others", "anchor_query": True}, "the query must not be"),
     ],
 )
 def test_settings_out_of_range_are_refused(arguments, named):

@@ -87,7 +87,6 @@ CHANGES: dict[type, tuple[Callable[..., Any], dict[str, list[Any]]]] = {
             "temporal_decay": [0.5],
             "threshold": [0.1],
             "top_k": [3],
-            "anchors": ["others"],
             "anchor_query": [False],
             "self_policy": ["exclude"],
             "appended": [True],

@@ -7,7 +7,7 @@ from typing import Any
 from radar_core.agent_radar import AgentRadar
 from radar_core.methods import TargetMass
 from radar_core.policies.agent_radar import AgentRadarPolicy
-from radar_core.relevance import Attention, Combined, Dense
+from radar_core.relevance import Attention, Combined, Dense, Mentions
 from radar_core.topology import Topology
 
 __all__ = [
@@ -38,17 +38,17 @@ def recommended_method(model: Any) -> TargetMass:
     return TargetMass(TARGET_MASS, layers=tuple(range(layers - third, layers)), queries="generated")
 
 
-def recommended_selector(attention: Attention, dense: Dense) -> Combined:
-    """Combine the model's own attention and an encoder as it found most evidence: evenly.
+def recommended_selector(attention: Attention, dense: Dense) -> Mentions:
+    """Combine the model's own attention and an encoder evenly, and follow what the best mention.
 
     Args:
         attention: compares by the model's attention.
         dense: compares by the encoder's cosines, with titles.
 
     Returns:
-        The combination.
+        The selector.
     """
-    return Combined([(attention, 1.0), (dense, 1.0)])
+    return Mentions(Combined([attention, dense]))
 
 
 def recommended_radar(

@@ -47,7 +47,7 @@ THRESHOLDS = tuple(round(0.05 * step, 2) for step in range(1, 19))
 DECAYS = (0.6, 0.7, 0.8, 0.84, 0.88, 0.92, 0.96, 1.0)
 TOP = (1, 3, 5, 10)
 OPTIONS = {
-    "selectors": "dense,dense-title,lexical,attention,combined",
+    "selectors": "dense,dense-title,lexical,attention,combined,recommended",
     "farthest": "3",
     "rounds": "4",
     "spatial_decay": "0.92",

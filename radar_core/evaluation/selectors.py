@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from radar_core.recommended import recommended_selector
-from radar_core.relevance import Attention, Dense, Lexical, Reading, Relevance, Selector
+from radar_core.relevance import (
+    Attention,
+    Combined,
+    Dense,
+    Lexical,
+    Reading,
+    Relevance,
+    Selector,
+)
 
 if TYPE_CHECKING:
     from radar_core.evaluation.command import Arguments
@@ -60,6 +68,7 @@ def available_selectors(arguments: Arguments) -> dict[str, Callable[[], Selector
         "lexical": Lexical,
         "lexical-title": lambda: Lexical(title=True),
         "attention": attention,
-        "combined": lambda: recommended_selector(attention(), titled),
+        "combined": lambda: Combined([attention(), titled]),
+        "recommended": lambda: recommended_selector(attention(), titled),
         "random": lambda: Chance(arguments.seed),
     }

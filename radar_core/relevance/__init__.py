@@ -4,6 +4,7 @@ from radar_core.relevance.attention import Attention
 from radar_core.relevance.combined import Combined
 from radar_core.relevance.dense import Dense, Relevance
 from radar_core.relevance.lexical import Lexical
+from radar_core.relevance.mentions import Mentions
 from radar_core.relevance.score import ScoredSentence
 from radar_core.relevance.segmentation import sentence_spans
 from radar_core.relevance.selector import Reading, Selector
@@ -13,6 +14,7 @@ __all__ = [
     "Combined",
     "Dense",
     "Lexical",
+    "Mentions",
     "Reading",
     "Relevance",
     "ScoredSentence",

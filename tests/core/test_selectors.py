@@ -15,6 +15,7 @@ from radar_core.relevance import (
     Combined,
     Dense,
     Lexical,
+    Mentions,
     Reading,
     Relevance,
     ScoredSentence,
@@ -391,3 +392,37 @@ def test_selectors_without_weights_count_alike():
     one, other = Fixed(0.1, 0.5), Fixed(0.9, 0.2)
     plain, weighed = Combined([one, other]), Combined([(one, 1), (other, 1)])
     assert plain.selectors == weighed.selectors
+
+
+def test_whom_the_best_sentences_mention_is_raised():
+    texts = [
+        "Acme was founded by ann lee.",
+        "It sells tea.",
+        "She was born in Oslo.",
+        "Annie left.",
+    ]
+    titles = ["Acme", "Acme", "Ann Lee (founder)", "Ann"]
+    asked = reading("Where was the founder of Acme born?", *texts, titles=titles)
+    found = Mentions(Fixed(0.9, 0.5, 0.1, 0.2), best=1, weight=0.5).similarities(asked)
+    np.testing.assert_allclose(found, np.array([0.9, 0.5, 0.6, 0.7]) / 1.5, rtol=1e-6)
+    titles[3] = "Annie"  # a title that stands in its own sentences alone
+    asked = reading("Where was the founder of Acme born?", *texts, titles=titles)
+    found = Mentions(Fixed(0.2, 0.1, 0.1, 0.9), best=1, weight=0.5).similarities(asked)
+    np.testing.assert_allclose(found, np.array([0.2, 0.1, 0.1, 0.9]) / 1.5, rtol=1e-6)
+    two = Mentions(Fixed(0.2, 0.1, 0.1, 0.9), best=2, weight=0.5).similarities(asked)
+    assert two[2] == pytest.approx(0.6 / 1.5), "the second best mentions her"
+    assert not Mentions(Fixed()).similarities(reading("q")).size
+
+
+def test_mentions_pass_on_what_their_selector_has():
+    assert Mentions(Lexical("de")).language == "de" and Mentions(Fixed()).language == "en"
+    assert Mentions(Fixed()).cache_for([1, 2]) is None
+    for arguments, message in (
+        (dict(selector=Lexical), "the class Lexical"),
+        (dict(best=0), "best must be a whole number"),
+        (dict(weight=0), "weight must be a finite number above 0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Mentions(**(dict(selector=Fixed()) | arguments))
+    with pytest.raises(ValueError, match="finite similarities"):
+        Mentions(Fixed(math.nan)).similarities(reading("q", "one"))

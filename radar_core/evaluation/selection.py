@@ -422,7 +422,7 @@ def _plots(dataset: str, rows: Sequence[Row]) -> list[Plot]:
                     label=f"{arm}: {name}",
                 )
         axes.set(xlabel="threshold", ylabel="mean over questions", ylim=(0, 1), title=dataset)
-        axes.legend(fontsize="small")
+        axes.legend(fontsize="small", loc="center left", bbox_to_anchor=(1.02, 0.5))
 
     def decays(kind: str) -> Callable[[Any], None]:
         def draw(axes: Any) -> None:
@@ -432,7 +432,7 @@ def _plots(dataset: str, rows: Sequence[Row]) -> list[Plot]:
                 means = [_mean([row["recall@5"] for row in found]) for found in groups.values()]
                 axes.plot([value for (value,) in groups], means, marker="o", label=arm)
             axes.set(xlabel=kind.replace("_", " "), ylabel="recall@5", title=dataset)
-            axes.legend(fontsize="small")
+            axes.legend(fontsize="small", loc="center left", bbox_to_anchor=(1.02, 0.5))
 
         return draw
 

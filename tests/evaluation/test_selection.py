@@ -217,7 +217,7 @@ def test_it_is_built_from_the_command_line_and_runs(tmp_path, smollm2):
     ((_, item),) = experiment.items()
     rows = list(experiment.measure(item))
     arms = list(dict.fromkeys(row["arm"] for row in rows))
-    assert arms == ["dense", "dense-title", "lexical", "attention", "combined"]
+    assert arms == ["dense", "dense-title", "lexical", "attention", "combined", "recommended"]
     plain = {row["arm"]: row for row in of(rows, kind="ranking", decays="off")}
     assert plain["combined"]["recall@5"] == 1
     json.dumps(experiment.settings)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from radar_core.agent_radar import AgentRadar
-from radar_core.methods import TargetMass
+from radar_core.methods import AttentionBias
 from radar_core.policies.agent_radar import AgentRadarPolicy
 from radar_core.relevance import Attention, Combined, Dense, Mentions
 from radar_core.topology import Topology
@@ -17,25 +17,20 @@ __all__ = [
     "recommended_selector",
 ]
 
-TARGET_MASS = 0.2
+BIAS = 1.0
 TOP_K = 5
 
 
-def recommended_method(model: Any) -> TargetMass:
+def recommended_method() -> AttentionBias:
     """Return the steering method that did best with chosen anchors.
 
-    A fifth of the answer's attention in the last third of the layers goes to the anchors, where it
-    is less: wrongly chosen sentences do little harm, and the prompt's own keys stay as they are.
-
-    Args:
-        model: the model to steer, for its number of layers.
+    A gentle bias in all layers, for the answer's tokens alone, so that the prompt's own keys stay as
+    they are. Stronger ones help more where all evidence was chosen, and harm where some was missed.
 
     Returns:
-        `TargetMass(0.2, layers=the last third, queries="generated")`.
+        `AttentionBias(1.0, queries="generated")`.
     """
-    layers = model.config.get_text_config(decoder=True).num_hidden_layers
-    third = max(1, layers // 3)
-    return TargetMass(TARGET_MASS, layers=tuple(range(layers - third, layers)), queries="generated")
+    return AttentionBias(BIAS, queries="generated")
 
 
 def recommended_selector(attention: Attention, dense: Dense) -> Mentions:
@@ -83,5 +78,5 @@ def recommended_policy(model: Any, tokenizer: Any, encoder: Any = None) -> Agent
     """
     selector = recommended_selector(Attention(model, tokenizer), Dense(encoder, title=True))
     return AgentRadarPolicy(
-        selector=selector, method=recommended_method(model), top_k=TOP_K, anchor_query=False
+        selector=selector, method=recommended_method(), top_k=TOP_K, anchor_query=False
     )

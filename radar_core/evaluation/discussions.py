@@ -250,7 +250,7 @@ class Discussions:
             PLAIN: FullContext,
             RADAR: lambda: AgentRadarPolicy(
                 self.encoder,
-                method=recommended_method(self.model),
+                method=recommended_method(),
                 top_k=TOP_K,
                 anchor_query=False,
             ),

@@ -24,8 +24,8 @@ TOP_K = 5
 def recommended_method() -> AttentionBias:
     """Return the steering method that did best with chosen anchors.
 
-    A gentle bias in all layers, for the answer's tokens alone, so that the prompt's own keys stay as
-    they are. Stronger ones help more where all evidence was chosen, and harm where some was missed.
+    A gentle bias in all layers, for the answer's tokens alone, so that the prompt's own keys stay
+    as they are. A stronger one helps more where all evidence was chosen, and harms elsewhere.
 
     Returns:
         `AttentionBias(1.0, queries="generated")`.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pytest
@@ -18,3 +20,11 @@ def smollm2() -> Loaded:
     from radar_core.embedded import load_model, load_tokenizer
 
     return Loaded(load_model(), load_tokenizer())
+
+
+@pytest.fixture(autouse=True, scope="session")
+def ctrl_c() -> Iterator[None]:
+    """Ctrl-C interrupts, also where the tests were started in the background, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

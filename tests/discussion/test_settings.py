@@ -29,7 +29,7 @@ from radar_core.policies import (
     RCRRouter,
     RoleProfile,
 )
-from radar_core.relevance import Attention, Combined, Dense, Lexical, Relevance
+from radar_core.relevance import Attention, Combined, Dense, Lexical, Mentions, Relevance
 from tests.models.tiny import tiny_model
 
 
@@ -132,6 +132,10 @@ CHANGES: dict[type, tuple[Callable[..., Any], dict[str, list[Any]]]] = {
             "selectors": [[Dense()], [(Lexical(), 2.0), Dense()], [attention()]],
             "by": ["rank"],
         },
+    ),
+    Mentions: (
+        lambda **changes: Mentions(**{"selector": Lexical(), **changes}),
+        {"selector": [Dense(), attention()], "best": [2], "weight": [0.5]},
     ),
     Attention: (
         attention,

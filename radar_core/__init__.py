@@ -31,7 +31,15 @@ if TYPE_CHECKING:
         TargetMass,
     )
     from radar_core.recommended import recommended_method, recommended_policy, recommended_radar
-    from radar_core.relevance import Attention, Combined, Dense, Lexical, Relevance, Selector
+    from radar_core.relevance import (
+        Attention,
+        Combined,
+        Dense,
+        Lexical,
+        Mentions,
+        Relevance,
+        Selector,
+    )
     from radar_core.report import LayerReport, Report
     from radar_core.schedule import Schedule
     from radar_core.steered import Reply, Steered, attention_mass

@@ -6,8 +6,9 @@ Source: Agent-Radar, arXiv 2605.30136, section 3.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
@@ -114,14 +115,29 @@ class Prompt:
         messages: dicts with "role" and "content" for a chat template.
         anchors: spans of the messages' contents: the chosen sentences, best first, then the query.
         chosen: the selection behind the anchors.
-        others: spans of the sentences that were not chosen, in the prompt's order, those that
-            follow each other as one; nothing where nothing was chosen.
+        begins: where each visible message's text begins in the last of `messages`, by its index in
+            the transcript.
     """
 
     messages: list[dict[str, str]]
     anchors: list[Anchor]
     chosen: Chosen
-    others: list[Anchor] = field(default_factory=list)
+    begins: Mapping[int, int] = field(default_factory=dict, repr=False)
+
+    @functools.cached_property
+    def others(self) -> list[Anchor]:
+        """Spans of the sentences that were not chosen, in the prompt's order.
+
+        Those that follow each other in a message are one; there are none where nothing was chosen.
+        """
+        places = []
+        runs = groupby(self.chosen.candidates, key=lambda item: (item.message_index, item.selected))
+        for (index, selected), run in runs if len(self.chosen) else ():
+            if not selected:
+                sentences, begin = list(run), self.begins[index]
+                span = begin + sentences[0].start, begin + sentences[-1].end
+                places.append(Anchor(len(self.messages) - 1, *span))
+        return places
 
 
 class AgentRadar:
@@ -291,8 +307,7 @@ class AgentRadar:
         content = layout.messages[-1]["content"]
         for anchor, text in zip(anchors, expected, strict=True):
             assert content[anchor.start : anchor.end] == text, (anchor, text)
-        others = layout.others(chosen) if len(chosen) else []
-        return Prompt(layout.messages, anchors, chosen, others)
+        return Prompt(layout.messages, anchors, chosen, layout.begins)
 
     def _check(self, receiver: str, query: str, round: int | None) -> tuple[dict[str, int], int]:
         hops = self.topology.hops_to(receiver)
@@ -412,16 +427,6 @@ class _Layout:
         """Return where a sentence lies."""
         begin = self.begins[sentence.message_index]
         return Anchor(len(self.messages) - 1, begin + sentence.start, begin + sentence.end)
-
-    def others(self, chosen: Chosen) -> list[Anchor]:
-        """Return where the sentences lie that were not chosen, neighbours in a message as one."""
-        places = []
-        runs = groupby(chosen.candidates, key=lambda item: (item.message_index, item.selected))
-        for (_, selected), run in runs:
-            if not selected:
-                first, *more = map(self.place, run)
-                places.append(replace(first, end=more[-1].end) if more else first)
-        return places
 
 
 class _Places(Sequence[Anchor]):

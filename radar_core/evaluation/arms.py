@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from radar_core.methods import SPA, AttentionBias, Method, NoSteering, TargetMass
@@ -95,10 +95,13 @@ def _answer_arms(parts: dict[str, list[int] | None], everything: bool) -> list[A
 def _others_arms(parts: dict[str, list[int] | None]) -> list[Arm]:
     """The arms that turn the answer away from the sentences that were not chosen."""
     return [
-        replace(_bias(-bias, part, parts[part], "generated"), label=label, others=True)
+        Arm(
+            f"others -{bias:g}, {part}",
+            AttentionBias(-bias, layers=parts[part], queries="generated"),
+            others=True,
+        )
         for part in ("all layers", "last third")
         for bias in (1.0, 2.0)
-        for label in (f"others -{bias:g}, {part}",)
     ]
 
 

@@ -8,7 +8,7 @@ conflict prompts ask the same of a single changed fact, against what the model h
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -37,6 +37,7 @@ from radar_core.evaluation.scoring import Scored, Scorer
 from radar_core.evaluation.selectors import available_selectors
 from radar_core.methods import NoSteering
 from radar_core.relevance import Reading
+from radar_core.relevance.selector import first_cache
 from radar_core.steered import check_fits
 
 if TYPE_CHECKING:
@@ -161,7 +162,11 @@ class Evidence:
         scorer = Scorer(
             self.model,
             torch.tensor([rendered.input_ids]),
-            cache=self._read(rendered.input_ids, prompts.values()),
+            cache=first_cache(
+                (prompt.chosen.selector for prompt in prompts.values()),
+                rendered.input_ids,
+                self.model,
+            ),
         )
 
         def row(name: str, scored: Scored, **more: Any) -> dict[str, Any]:
@@ -198,8 +203,7 @@ class Evidence:
                 if arm.appended:
                     found = scored(self._appended(prompt, question, scorer), arm, None)
                 elif arm.others:
-                    mask = others if others.any() else None
-                    found = scored(scorer, arm, mask)
+                    found = scored(scorer, arm, others)
                     about |= {"anchor_tokens": int(others.sum())}
                 else:
                     mask = masks[arm.question]
@@ -229,15 +233,6 @@ class Evidence:
         if not prompt.chosen.sentences:
             raise ValueError(f"no sentence was chosen by {selector!r}: {prompt.chosen.explanation}")
         return prompt
-
-    def _read(self, input_ids: Sequence[int], prompts: Iterable[Prompt]) -> Any:
-        """Return what a selector has read of the prompt with the very model; None if none has."""
-        for selector in (prompt.chosen.selector for prompt in prompts):
-            if hasattr(selector, "cache_for"):
-                cache = selector.cache_for(input_ids, model=self.model)
-                if cache is not None:
-                    return cache
-        return None
 
     def _appended(self, prompt: Prompt, question: Question, scorer: Scorer) -> Scorer:
         """Return the scorer of the prompt with the chosen sentences repeated before the task."""

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from radar_core.checks import check_has, is_number
-from radar_core.relevance.selector import Reading, Selector
+from radar_core.relevance.selector import Reading, Selector, compared, first_cache
 
 __all__ = ["By", "Combined"]
 
@@ -68,25 +68,14 @@ class Combined:
         self, input_ids: Sequence[int], *, model: Any = None, most: int | None = None
     ) -> Any:
         """Return the cache of the first selector that has read this prompt; see `Attention`."""
-        for selector, _ in self.selectors:
-            if hasattr(selector, "cache_for"):
-                cache = selector.cache_for(input_ids, model=model, most=most)
-                if cache is not None:
-                    return cache
-        return None
+        return first_cache((one for one, _ in self.selectors), input_ids, model, most)
 
     def similarities(self, reading: Reading) -> np.ndarray:
         """Compute the weighted mean of the comparable similarities; see `Selector.similarities`."""
         total = sum(weight for _, weight in self.selectors)
         mean = np.zeros(len(reading.sentences))
         for selector, weight in self.selectors:
-            found = np.asarray(selector.similarities(reading), np.float64)
-            if found.shape != mean.shape or not np.isfinite(found).all():
-                raise ValueError(
-                    f"{selector!r} must return {len(mean)} finite similarities, one a sentence, "
-                    f"got shape {found.shape}"
-                )
-            mean += weight / total * _SCALES[self.by](found)
+            mean += weight / total * _SCALES[self.by](compared(selector, reading))
         return mean.astype(np.float32)
 
 

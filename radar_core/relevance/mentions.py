@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from radar_core.checks import check_has, check_whole, is_number
-from radar_core.relevance.selector import Reading, Selector
+from radar_core.relevance.selector import Reading, Selector, compared, first_cache
 
 __all__ = ["Mentions"]
 
@@ -57,19 +57,11 @@ class Mentions:
         self, input_ids: Sequence[int], *, model: Any = None, most: int | None = None
     ) -> Any:
         """Return the cache of the selector, if it has read this prompt; see `Attention`."""
-        if not hasattr(self.selector, "cache_for"):
-            return None
-        return self.selector.cache_for(input_ids, model=model, most=most)
+        return first_cache([self.selector], input_ids, model, most)
 
     def similarities(self, reading: Reading) -> np.ndarray:
         """Compare every sentence with the query; see `Selector.similarities`."""
-        found = np.asarray(self.selector.similarities(reading), np.float64)
-        count = len(reading.sentences)
-        if found.shape != (count,) or not np.isfinite(found).all():
-            raise ValueError(
-                f"{self.selector!r} must return {count} finite similarities, one a sentence, got "
-                f"shape {found.shape}"
-            )
+        found = compared(self.selector, reading)
         best = np.argsort(-found, kind="stable")[: self.best]
         sources = [(reading.titles[place], reading.sentences[place].text) for place in best]
         mentioned = {

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from radar_core.anchors import Anchor
 from radar_core.relevance.score import ScoredSentence
 
-__all__ = ["Reading", "Selector"]
+__all__ = ["Reading", "Selector", "compared", "first_cache"]
 
 
 @dataclass(frozen=True)
@@ -62,3 +62,48 @@ class Selector(Protocol):
             be, 0 for nothing in common.
         """
         ...
+
+
+def compared(selector: Selector, reading: Reading) -> np.ndarray:
+    """Ask a selector that another one is made of.
+
+    Args:
+        selector: the selector.
+        reading: what it is to compare.
+
+    Returns:
+        float64 [number of sentences], its similarities.
+
+    Raises:
+        ValueError: it returns anything else than a finite number a sentence.
+    """
+    found = np.asarray(selector.similarities(reading), np.float64)
+    count = len(reading.sentences)
+    if found.shape != (count,) or not np.isfinite(found).all():
+        raise ValueError(
+            f"{selector!r} must return {count} finite similarities, one a sentence, got shape "
+            f"{found.shape}"
+        )
+    return found
+
+
+def first_cache(
+    selectors: Iterable[Any], input_ids: Sequence[int], model: Any = None, most: int | None = None
+) -> Any:
+    """Return the cache of the first selector that has read a prompt; see `Attention.cache_for`.
+
+    Args:
+        selectors: selectors, of which most read nothing.
+        input_ids: the tokens of the prompt.
+        model: the model that will go on from it; None is the one that has read.
+        most: the most tokens that it may hold.
+
+    Returns:
+        The cache, or None if no selector has one.
+    """
+    for selector in selectors:
+        if hasattr(selector, "cache_for"):
+            cache = selector.cache_for(input_ids, model=model, most=most)
+            if cache is not None:
+                return cache
+    return None

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from benchmarks import machine, peers
-from benchmarks.bars import Bar, Work, bars
+from benchmarks.bars import ITS_TWIN, STEERED, Bar, Work, bars
 from benchmarks.checks import Oracle, Trace, Verdict, judge, judge_anchoring, trace
 from benchmarks.contenders import Case, Contender, Target, contenders, generate
 from benchmarks.discussion import build_prompts, place_anchors, random_prompt
@@ -42,16 +42,15 @@ from benchmarks.report import (
     progress,
 )
 from benchmarks.rows import Label, Row, timed, untimed, write_json
-from benchmarks.timing import Measurement, TokenClock, interleave, summarise
+from benchmarks.timing import Measurement, TokenClock, interleave, paired_ratio, summarise
 
 BENCHMARK = "end_to_end"
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 PHASES = ("prefill", "step")
 CHECKED_STEPS = 8
 EVERYWHERE = ("unsteered", "radar-unsteered", "radar-bias", "radar-spa")
-# Replies a round where all contenders run; 1 for the others. The bar between these two is the
-# narrowest.
-REPLIES = {"radar-unsteered": 2, "radar-bias": 2}
+# Who run side by side: what a bias adds is less than what a machine drifts within a round.
+TWINS = (ITS_TWIN, STEERED)
 # Prompts times tokens up to which every round is run; beyond, as many fewer, one at least.
 ALL_ROUNDS_UP_TO = 2048
 
@@ -71,6 +70,7 @@ class Settings:
         only: providers to run; empty for all.
         batches: prompts at once.
         most_tokens: what prompts at once and their tokens may come to, multiplied.
+        pairs: replies a round of each of `TWINS`, side by side, where all contenders run.
     """
 
     prompts: Sequence[int] = (512, 1024, 2048)
@@ -82,10 +82,13 @@ class Settings:
     only: Sequence[str] = ()
     batches: Sequence[int] = (1,)
     most_tokens: int = 32768
+    pairs: int = 4
 
     def __post_init__(self) -> None:
         if self.tokens < 2:
             raise ValueError(f"tokens is {self.tokens}; expected at least 2, to time a step")
+        if self.pairs < 0:
+            raise ValueError(f"pairs is {self.pairs}; expected 0 or more")
         if self.repeats < 1:
             raise ValueError(f"repeats is {self.repeats}; expected at least 1")
         if unknown := set(self.dtypes) - set(DTYPES):
@@ -127,7 +130,11 @@ GRID = Settings(
     model=QWEN,
     batches=(1, 4, 16),
     most_tokens=8192,
+    pairs=0,
 )
+
+# By work, dtype and provider; one that does not see anchors has one for every position.
+SampleKey = tuple[str, str, str]
 
 
 Announce = Callable[[str], None]
@@ -171,6 +178,10 @@ class Plan:
             if (case.everyone or name in EVERYWHERE) and contender.cannot(case) is None
         ]
 
+    def replies(self, case: Case, name: str) -> int:
+        """Return how many replies a round somebody gives."""
+        return max(self.settings.pairs, 1) if case.everyone and name in TWINS else 1
+
     @property
     def steps(self) -> int:
         """How often `run` will call `advance` if every contender is right."""
@@ -180,7 +191,7 @@ class Plan:
                 for name in self.names(case):
                     steps += 1
                     if case.everyone or _sees(self.providers[name]):
-                        steps += self.settings.rounds(*size) * _replies(name, case.everyone)
+                        steps += self.settings.rounds(*size) * self.replies(case, name)
         return steps
 
 
@@ -190,7 +201,7 @@ def run(
     read_gb_s: float,
     announce: Announce = lambda text: None,
     advance: Advance = lambda: None,
-) -> tuple[list[Row], list[Work]]:
+) -> tuple[list[Row], list[Work], dict[tuple[str, str, str], float]]:
     """Check every contender, then time the ones that were right.
 
     Args:
@@ -200,12 +211,14 @@ def run(
         advance: called after every check and every reply; see `Plan.steps`.
 
     Returns:
-        The rows, in the order of prompts, positions, dtypes and providers, and the pieces of work.
+        The rows, in the order of prompts, positions, dtypes and providers, the pieces of work, and
+        by work, dtype and phase the ratio of `TWINS` side by side.
     """
     settings, providers = plan.settings, plan.providers
     oracles: dict[str, Oracle] = {}
     rows: list[Row] = []
     works: list[Work] = []
+    paired: dict[tuple[str, str, str], float] = {}
     for (tokens, batch), cases in plan.groups.items():
         verdicts: dict[tuple[str, str, str], Verdict] = {}
         for case in cases:
@@ -213,20 +226,17 @@ def run(
             if case.dtype not in oracles:
                 oracles[case.dtype] = Oracle.of(case.model)
             names = plan.names(case)
-            found = _check(case, {n: providers[n] for n in names}, oracles[case.dtype], advance)
-            verdicts |= {(case.work, case.dtype, name): v for name, v in found.items()}
+            judged = _check(case, {n: providers[n] for n in names}, oracles[case.dtype], advance)
+            verdicts |= {(case.work, case.dtype, name): v for name, v in judged.items()}
         announce(f"timing {batch} prompts of {tokens} tokens")
-        samples = _time(plan, cases, verdicts, settings.rounds(tokens, batch), advance)
+        samples, found = _time(plan, cases, verdicts, settings.rounds(tokens, batch), advance)
+        paired |= found
         for case in cases:
             for name in plan.names(case):
                 verdict = verdicts[case.work, case.dtype, name]
                 rows += _rows(case, name, providers[name], verdict, samples, read_gb_s, settings)
         works += _works(cases, settings)
-    return rows, works
-
-
-def _replies(name: str, everyone: bool) -> int:
-    return REPLIES.get(name, 1) if everyone else 1
+    return rows, works, paired
 
 
 def _cases(settings: Settings, models: Mapping[str, Loaded], tokens: int, batch: int) -> list[Case]:
@@ -289,22 +299,44 @@ def _time(
     verdicts: Mapping[tuple[str, str, str], Verdict],
     rounds: int,
     advance: Advance,
-) -> dict[tuple[str, str, str], dict[str, list[float]]]:
-    turns: dict[tuple[tuple[str, str, str], int], Measurement] = {}
+) -> tuple[dict[SampleKey, dict[str, list[float]]], dict[tuple[str, str, str], float]]:
+    """Time everybody; return the samples and, by work, dtype and phase, the ratio of `TWINS`."""
+    turns: dict[tuple[SampleKey, int], Measurement] = {}
+    pairs: dict[tuple[str, str], list[list[tuple[SampleKey, int]]]] = {}
     for case in cases:
-        for name in plan.names(case):
-            key = _sample_key(case, name, plan.providers[name])
-            if verdicts[case.work, case.dtype, name].right and (key, 0) not in turns:
+        right = [name for name in plan.names(case) if verdicts[case.work, case.dtype, name].right]
+        keys = {name: _sample_key(case, name, plan.providers[name]) for name in right}
+        for name, key in keys.items():
+            if (key, 0) not in turns:
                 measurement = _measurement(plan.providers[name], case, plan.settings.tokens)
-                turns |= {(key, i): measurement for i in range(_replies(name, case.everyone))}
-    samples: dict[tuple[str, str, str], dict[str, list[float]]] = {}
-    for (key, _), phases in interleave(turns, rounds, advance).items():
+                turns |= {(key, i): measurement for i in range(plan.replies(case, name))}
+        if case.everyone and set(TWINS) <= keys.keys() and plan.settings.pairs:
+            pairs[case.work, case.dtype] = [
+                [(keys[name], i) for name in TWINS] for i in range(plan.settings.pairs)
+            ]
+    # Each twin goes first as often as the other.
+    together = [
+        [key for i, pair in enumerate(every) for key in (pair if i % 2 else reversed(pair))]
+        for every in pairs.values()
+    ]
+    found = interleave(turns, rounds, advance, together=together)
+    paired = {
+        (work, dtype, phase): paired_ratio(
+            [found[steered][phase] for _, steered in every],
+            [found[plain][phase] for plain, _ in every],
+            rounds,
+        )
+        for (work, dtype), every in pairs.items()
+        for phase in PHASES
+    }
+    samples: dict[SampleKey, dict[str, list[float]]] = {}
+    for (key, _), phases in found.items():
         for phase, seconds in phases.items():
             samples.setdefault(key, {}).setdefault(phase, []).extend(seconds)
-    return samples
+    return samples, paired
 
 
-def _sample_key(case: Case, name: str, contender: Contender) -> tuple[str, str, str]:
+def _sample_key(case: Case, name: str, contender: Contender) -> SampleKey:
     work = case.work if _sees(contender) else f"{case.prompt.tokens} {case.batch}"
     return work, case.dtype, name
 
@@ -323,7 +355,7 @@ def _rows(
     name: str,
     contender: Contender,
     verdict: Verdict,
-    samples: Mapping[tuple[str, str, str], Mapping[str, list[float]]],
+    samples: Mapping[SampleKey, Mapping[str, list[float]]],
     read_gb_s: float,
     settings: Settings,
 ) -> list[Row]:
@@ -446,6 +478,7 @@ def _parse(arguments: Sequence[str] | None) -> tuple[Settings, argparse.Namespac
             positions=settings.positions[:1],
             tokens=min(settings.tokens, 12),
             repeats=min(settings.repeats, 2),
+            pairs=min(settings.pairs, 1),
         )
     return settings, parsed
 
@@ -472,11 +505,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     plan = Plan.of(settings, providers)
     _print_left_out(out, plan)
     with progress(plan.steps) as (announce, advance):
-        rows, works = run(plan, described["read_gb_s"], announce, advance)
+        rows, works, paired = run(plan, described["read_gb_s"], announce, advance)
     print_machine(out, described)
     print_rows(out, rows, "unsteered")
     _print_caches(out, works)
-    _print_bars(out, bars(rows, works))
+    _print_bars(out, bars(rows, works, paired))
     if parsed.json:
         write_json(parsed.json, described, rows)
     if parsed.plot:

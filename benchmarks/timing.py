@@ -5,8 +5,8 @@ from __future__ import annotations
 import gc
 import random
 import time
-from collections.abc import Callable, Hashable, Mapping
-from itertools import pairwise
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from itertools import chain, pairwise
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -86,6 +86,7 @@ def interleave(
     rounds: int,
     advance: Callable[[], None] = lambda: None,
     warm_up: int = 0,
+    together: Sequence[Sequence[Key]] = (),
 ) -> dict[Key, dict[str, list[float]]]:
     """Run every measurement once a round and pool each one's samples.
 
@@ -97,11 +98,15 @@ def interleave(
         rounds: how often each is run.
         advance: called after every measurement (a progress bar).
         warm_up: rounds before these, whose samples are thrown away.
+        together: keys that run one right after another, in this order, for comparisons that are
+            narrower than the machine's drift within a round.
 
     Returns:
         key -> phase -> all durations in seconds.
     """
     keys = list(measurements)
+    grouped = {key for group in together for key in group}
+    groups = [*together, *([key] for key in keys if key not in grouped)]
     order = random.Random(0)
     samples: dict[Key, dict[str, list[float]]] = {key: {} for key in keys}
     # What lives already is put out of the collector's sight: collecting then costs next to nothing.
@@ -109,7 +114,7 @@ def interleave(
     gc.freeze()
     try:
         for turn in range(-warm_up, rounds):
-            for key in order.sample(keys, len(keys)):
+            for key in chain.from_iterable(order.sample(groups, len(groups))):
                 gc.collect()
                 for phase, seconds in measurements[key]().items():
                     if turn >= 0:
@@ -118,3 +123,23 @@ def interleave(
     finally:
         gc.unfreeze()
     return samples
+
+
+def paired_ratio(
+    numerators: Sequence[Sequence[float]], denominators: Sequence[Sequence[float]], runs: int
+) -> float:
+    """Compare two measurements pair by pair, which the machine's drift leaves alone.
+
+    Args:
+        numerators: the samples of measurements that ran `runs` times each.
+        denominators: the samples of those that ran right beside them.
+        runs: how often each ran; a run's samples are as many as every other's.
+
+    Returns:
+        The median, over all pairs of runs, of the ratio of their medians.
+    """
+
+    def medians(samples: Sequence[Sequence[float]]) -> np.ndarray:
+        return np.concatenate([np.median(np.reshape(one, (runs, -1)), axis=1) for one in samples])
+
+    return float(np.median(medians(numerators) / medians(denominators)))

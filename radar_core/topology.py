@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
     import networkx
-from radar_core.checks import is_number, is_whole
+from radar_core.checks import check_whole, is_number
 
 __all__ = ["Topology"]
 
@@ -195,7 +195,7 @@ class Topology:
         layers: list[list[str]] = []
         for number, layer in enumerate(sizes, start=1):
             if isinstance(layer, int):
-                _check_count(layer, f"the size of layer {number}")
+                check_whole(f"the size of layer {number}", layer, 1)
                 layers.append([f"layer{number}-agent{place + 1}" for place in range(layer)])
             else:
                 layers.append(_names(layer))
@@ -361,11 +361,6 @@ def _check_name(name: Any) -> None:
         raise ValueError(f"agent names must be non-empty str, got {name!r}")
 
 
-def _check_count(count: Any, what: str) -> None:
-    if not is_whole(count) or count < 1:
-        raise ValueError(f"{what} must be at least 1, got {count!r}")
-
-
 def _names(names: Iterable[str]) -> list[str]:
     if isinstance(names, str):
         raise ValueError(f"expected a list of agent names, got the single str {names!r}")
@@ -383,7 +378,7 @@ def _names(names: Iterable[str]) -> list[str]:
 def agent_names(agents: int | Iterable[str]) -> list[str]:
     """Return the names of so many agents, "agent1" and so on, or the given ones, checked."""
     if isinstance(agents, int):
-        _check_count(agents, "the number of agents")
+        check_whole("the number of agents", agents, 1)
         return [f"agent{number + 1}" for number in range(agents)]
     names = _names(agents)
     if not names:

@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -25,7 +26,7 @@ from benchmarks.discussion import (
     place_anchors,
 )
 from benchmarks.rows import Label, Row, ratio, timed, untimed, write_json
-from benchmarks.timing import Summary, TokenClock, interleave, summarise
+from benchmarks.timing import Summary, TokenClock, interleave, paired_ratio, summarise
 
 FIELDS = (
     "benchmark",
@@ -169,6 +170,21 @@ def test_interleaving_runs_everyone_once_a_round_after_changing_neighbours() -> 
     assert samples["a"]["prefill"] == [0.0] * rounds
     assert len(advanced) == 3 * rounds
     assert interleave({"a": measure("a")}, 1, warm_up=2)["a"]["step"] == [3.0 * rounds + 3]
+    order.clear()
+    interleave({n: measure(n) for n in "abcd"}, rounds, together=["db"])
+    turns = ["".join(order[i : i + 4]) for i in range(0, 4 * rounds, 4)]
+    assert all("db" in turn and sorted(turn) == list("abcd") for turn in turns)
+    assert {turn.index("db") for turn in turns} == {0, 1, 2}
+
+
+def test_a_paired_ratio_does_not_feel_drift() -> None:
+    pace = np.random.default_rng(0).uniform(1.0, 3.0, (2, 25))  # of each pair of runs
+    steps = np.array([0.9, 1.0, 1.4])  # of a run
+    plain = np.multiply.outer(pace, steps)
+    slower = 1.02 * plain
+    slower[:, :5] *= 1.5  # disturbed
+    flat = [[list(one.ravel()) for one in samples] for samples in (slower, plain)]
+    assert paired_ratio(*flat, runs=25) == pytest.approx(1.02)
 
 
 def test_token_clock_separates_prefill_from_steps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,7 +256,6 @@ def test_bars_hold_the_ratios_against_the_limits() -> None:
         ]
 
     assert found(1024) == [
-        ("radar-bias", "step", "radar-unsteered", 1.03, True),
         ("radar-bias", "step", "unsteered", 1.0, True),
         ("radar-seka", "step", "unsteered", 1.02, False),
         ("radar-spa", "step", "unsteered", 0.8, True),
@@ -254,6 +269,10 @@ def test_bars_hold_the_ratios_against_the_limits() -> None:
         ("radar-bias", "step", "unsteered", 1.05, True),
         ("radar-seka", "step", "unsteered", 1.02, False),
     ]
+    for measured, passed in ((1.02, True), (1.04, False)):
+        side_by_side = bars(rows, [Work("w", 1024, 0.5)], {("w", "bf16", "step"): measured})[0]
+        assert (side_by_side.to, side_by_side.limit) == ("radar-unsteered", 1.03)
+        assert side_by_side.passed is passed
     rows[4] = make_row("radar-spa", None)
     assert ("radar-spa", "step", "unsteered", 0.8, False) in found(1024)
 
@@ -381,7 +400,7 @@ def test_wrong_contender_is_reported_and_not_timed(tiny: Path) -> None:
         "shifted": Contender(shifted, Target()),
         "broken": Contender(broken, Target()),
     }
-    rows, _ = end_to_end.run(end_to_end.Plan.of(settings(tiny), providers), read_gb_s=10.0)
+    rows, _, _ = end_to_end.run(end_to_end.Plan.of(settings(tiny), providers), read_gb_s=10.0)
     by_provider = {row.provider: row for row in rows}
     assert by_provider["unsteered"].median_ms is not None
     for name in ("shifted", "broken"):
@@ -403,7 +422,7 @@ def test_all_positions_are_reported_and_unsteered_is_measured_once(tiny: Path) -
     chosen = settings(tiny, positions=(0.5, 0.25))
     advanced: list[int] = []
     plan = end_to_end.Plan.of(chosen, wanted)
-    rows, works = end_to_end.run(plan, read_gb_s=10.0, advance=lambda: advanced.append(1))
+    rows, works, _ = end_to_end.run(plan, read_gb_s=10.0, advance=lambda: advanced.append(1))
     assert len(runs) == chosen.repeats
     assert len(advanced) == plan.steps
     assert [work.share_after_first_anchor for work in works] == [0.5, 0.75]
@@ -415,6 +434,33 @@ def test_all_positions_are_reported_and_unsteered_is_measured_once(tiny: Path) -
         "tiny prompt=64 anchors@50%": ["unsteered", "transformers-cfg", "radar-spa"],
         "tiny prompt=64 anchors@25%": ["unsteered", "radar-spa"],
     }
+
+
+def test_a_bias_and_its_twin_answer_side_by_side(tiny: Path) -> None:
+    order: list[str] = []
+
+    def noting(name: str, contender: Contender) -> Contender:
+        def noted(case: Case, **options: Any) -> Any:
+            if options.get("streamer"):
+                order.append(name)
+            return contender.generate(case, **options)
+
+        return replace(contender, generate=noted)
+
+    providers = contenders()
+    wanted = {n: noting(n, providers[n]) for n in ("unsteered", "radar-unsteered", "radar-bias")}
+    plan = end_to_end.Plan.of(settings(tiny, positions=(0.5, 0.25), pairs=2), wanted)
+    advanced: list[int] = []
+    _, _, paired = end_to_end.run(plan, read_gb_s=10.0, advance=lambda: advanced.append(1))
+    assert len(advanced) == plan.steps
+    assert paired.keys() == {
+        ("tiny prompt=64 anchors@50%", "fp32", phase) for phase in ("prefill", "step")
+    }
+    assert all(0.2 < ratio < 5 for ratio in paired.values())
+    line = " ".join(order)
+    turn = "radar-bias radar-unsteered radar-unsteered radar-bias"
+    assert line.count(turn) == plan.settings.repeats
+    assert order.count("radar-bias") == 3 * plan.settings.repeats  # once more, anchored elsewhere
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])

@@ -11,11 +11,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from radar_core.json_lines import JsonLines, encoded, parsed, whole
+
 __all__ = ["EVENTS", "Event", "EventLog", "read_events", "timestamp"]
 
 logger = logging.getLogger("radar_core")
 
 Event = dict[str, Any]
+
+FIRST = b'{"event": '
 
 EVENTS = frozenset(
     {
@@ -45,7 +49,9 @@ def timestamp() -> str:
 
 
 class EventLog:
-    """Writes events; each line is flushed before the next thing happens.
+    """Writes events; each line has left this process before the next thing happens.
+
+    A line that cannot be written whole, as when the disk is full, is taken back.
 
     Args:
         path: a new file, one run each; None keeps the events in memory only.
@@ -58,12 +64,18 @@ class EventLog:
     def __init__(self, path: str | PathLike[str] | None = None) -> None:
         self.path = None if path is None else Path(path)
         self._events: list[Event] = []
-        self._file = None
+        self._file: JsonLines | None = None
         self._started = time.monotonic()
         if self.path is not None:
             if self.path.exists():
                 raise FileExistsError(f"{self.path} exists; every run gets a log of its own")
-            self._file = self.path.open("x", encoding="utf-8")
+            self._file = JsonLines(
+                self.path,
+                FIRST,
+                taken=f"{self.path} is the log of a run that has not ended",
+                refused=f"{self.path} is no log of an orchestrator",
+                dropped="lost",
+            )
 
     @property
     def events(self) -> list[Event]:
@@ -78,22 +90,20 @@ class EventLog:
             **fields: what it is about, as JSON values.
 
         Raises:
-            ValueError: the event is unknown, or the log is closed.
+            ValueError: the event is unknown, the log is closed, or a number is not finite.
             TypeError: a field is no JSON value.
+            OSError: it cannot be written, and the log is as it was before.
         """
         if event not in EVENTS:
             raise ValueError(f"event is {event!r}; expected one of {', '.join(sorted(EVENTS))}")
         seconds = time.monotonic() - self._started
         record = {"event": event, "timestamp": timestamp(), "seconds": seconds, **fields}
-        # ASCII, so that whatever a model answers can be written, half a surrogate pair included.
-        line = json.dumps(record)
         if self.path is None:
-            self._events.append(json.loads(line))
+            self._events.append(json.loads(encoded(record)))
             return
         if self._file is None:
             raise ValueError(f"the log {self.path} is closed")
-        self._file.write(line + "\n")
-        self._file.flush()
+        self._file.write(record)
 
     def close(self) -> None:
         """Close the file, if there is one; closing twice does nothing."""
@@ -126,18 +136,20 @@ def read_events(path: str | PathLike[str]) -> list[Event]:
         ValueError: another line is no event.
         OSError: the file cannot be read.
     """
-    lines = Path(path).read_text(encoding="utf-8").split("\n")
-    torn = lines.pop()  # "" after a line that was written to its end
-    if torn:
+    content = Path(path).read_bytes()
+    kept = whole(content, FIRST, f"{path} is no log of an orchestrator")
+    if len(kept) < len(content):
+        torn = content[len(kept) :]
         logger.warning("%s: the last line was cut off and is left out: %.60r", path, torn)
+    lines = kept.splitlines()
     return [_event(line, f"{path}, line {number}") for number, line in enumerate(lines, 1)]
 
 
-def _event(line: str, place: str) -> Event:
+def _event(line: bytes, place: str) -> Event:
     try:
-        event = json.loads(line)
+        event = parsed(line)
     except ValueError as error:
-        raise ValueError(f"{place} is no JSON: {line[:60]!r}") from error
-    if not isinstance(event, dict) or event.get("event") not in EVENTS:
+        raise ValueError(f"{place} is no event of an orchestrator: {error}") from None
+    if event.get("event") not in EVENTS:
         raise ValueError(f"{place} is no event of an orchestrator: {line[:60]!r}")
     return event

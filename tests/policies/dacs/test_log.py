@@ -7,6 +7,7 @@ import json
 import pytest
 
 from radar_core.policies.dacs import EventLog, read_events
+from tests.full_disk import no_room
 
 
 def test_a_line_is_on_disk_before_the_log_is_closed(tmp_path):
@@ -58,6 +59,16 @@ def test_a_file_that_exists_is_not_written_over(tmp_path):
     with pytest.raises(FileExistsError, match="a log of its own"):
         EventLog(path)
     assert path.read_text() == "precious"
+
+
+def test_a_line_that_a_full_disk_cuts_off_is_taken_back(tmp_path):
+    path = tmp_path / "run.jsonl"
+    with EventLog(path) as log:
+        log.write("RUN_START")
+        with no_room(path), pytest.raises(OSError):
+            log.write("USER_MESSAGE", text="never kept")
+        log.write("RUN_END", reason="done")
+    assert [event["event"] for event in read_events(path)] == ["RUN_START", "RUN_END"]
 
 
 def test_unknown_events_and_odd_values_are_refused():

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 from benchmarks.rows import Row, ratio
 
-# Steered by a bias, and the same with nothing anchored.
-STEERED, ITS_TWIN = "radar-bias", "radar-unsteered"
+# What a bias may add to Radar's attention with nothing anchored, over all work side by side: single
+# pieces of work are told apart by less than the machine's own noise.
+MOST_ADDED = 1.03
 
 
 @dataclass(frozen=True)
@@ -55,19 +55,12 @@ class Bar:
         return self.value is not None and self.value <= self.limit
 
 
-def bars(
-    rows: Sequence[Row],
-    works: Iterable[Work],
-    paired: Mapping[tuple[str, str, str], float] = MappingProxyType({}),
-) -> list[Bar]:
+def bars(rows: Sequence[Row], works: Iterable[Work]) -> list[Bar]:
     """Hold the rows against every bar that applies to them.
 
     Args:
         rows: the end-to-end rows.
         works: the pieces of work they name.
-        paired: by work, dtype and phase, the ratio of "radar-bias" to "radar-unsteered" where they
-            ran side by side. Only there is it held against a bar, which is narrower than what two
-            medians of one run can tell apart.
 
     Returns:
         The bars, in the order of the rows.
@@ -75,9 +68,6 @@ def bars(
     by_name = {work.name: work for work in works}
     found = []
     for row in rows:
-        side_by_side = paired.get((row.work, row.dtype, row.phase))
-        if row.provider == STEERED and side_by_side is not None:
-            found.append(Bar(row, ITS_TWIN, 1.03, side_by_side))
         for to, limit in _limits(row, by_name[row.work]):
             found.append(Bar(row, to, limit, ratio(rows, row, to)))
     return found
@@ -89,7 +79,7 @@ def _limits(row: Row, work: Work) -> list[tuple[str, float]]:
         return [("unsteered", 1.02)]
     if row.provider == "radar-pasta":
         return [("pastalib", 0.50)] if long else []
-    if kind == (STEERED, "step"):
+    if kind == ("radar-bias", "step"):
         alone = 0.80 if long else 1.00
         return [("unsteered", alone if work.batch == 1 else 1.05)]
     if row.provider == "radar-spa" and work.batch == 1:

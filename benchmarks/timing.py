@@ -125,9 +125,9 @@ def interleave(
     return samples
 
 
-def paired_ratio(
+def paired_ratios(
     numerators: Sequence[Sequence[float]], denominators: Sequence[Sequence[float]], runs: int
-) -> float:
+) -> list[float]:
     """Compare two measurements pair by pair, which the machine's drift leaves alone.
 
     Args:
@@ -136,10 +136,25 @@ def paired_ratio(
         runs: how often each ran; a run's samples are as many as every other's.
 
     Returns:
-        The median, over all pairs of runs, of the ratio of their medians.
+        For each pair of runs, the ratio of their medians.
     """
 
     def medians(samples: Sequence[Sequence[float]]) -> np.ndarray:
         return np.concatenate([np.median(np.reshape(one, (runs, -1)), axis=1) for one in samples])
 
-    return float(np.median(medians(numerators) / medians(denominators)))
+    return (medians(numerators) / medians(denominators)).tolist()
+
+
+def median_interval(values: Sequence[float], draws: int = 2000) -> tuple[float, float, float]:
+    """Compute a median and its bootstrap 95 % interval.
+
+    Args:
+        values: at least one.
+        draws: resamples, from a fixed seed.
+
+    Returns:
+        The median, the 2.5th and the 97.5th percentile of the resamples' medians.
+    """
+    drawn = np.random.default_rng(0).choice(values, (draws, len(values)))
+    low, high = np.percentile(np.median(drawn, axis=1), [2.5, 97.5])
+    return float(np.median(values)), float(low), float(high)

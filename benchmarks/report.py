@@ -167,9 +167,9 @@ def plot_ratios(path: Path, rows: Sequence[Row], baseline: str | Callable[[str],
 def plot_steps(path: Path, rows: Sequence[Row], works: Sequence[Work], baseline: str) -> None:
     """Draw tokens per second, and the ratio of a step to the baseline's, against both sizes.
 
-    One column of panels a dtype and batch, against the prompt's length; then, where there are
-    several batches, one a dtype and length, against the batch. Of several positions of the anchors
-    the first counts.
+    One column of panels a dtype and batch, against the prompt's length; then one a dtype and
+    length, against the batch. A panel with one size only is left out, unless none has more. Of
+    several positions of the anchors the first counts. A provider has one colour everywhere.
 
     Args:
         path: the image file; its ending chooses the format.
@@ -194,29 +194,28 @@ def plot_steps(path: Path, rows: Sequence[Row], works: Sequence[Work], baseline:
         work = firsts[row.work]
         title = f"{row.dtype}, {work.tokens} tokens"
         panels.setdefault((title, "batch"), []).append((work.batch, row))
-    drawn = {
-        key: points
-        for key, points in panels.items()
-        if key[1] != "batch" or len({size for size, _ in points}) > 1
-    }
+    growing = {k: p for k, p in panels.items() if len({size for size, _ in p}) > 1}
+    drawn = growing or {k: p for k, p in panels.items() if k[1] != "batch"}
+    providers = list(dict.fromkeys(row.provider for row in steps))
     figure, axes = pyplot.subplots(
         2, len(drawn), figsize=(4.5 * len(drawn), 7), sharex="col", squeeze=False
     )
     for (above, below), ((title, label), points) in zip(axes.T, drawn.items(), strict=True):
-        for provider in dict.fromkeys(row.provider for _, row in points):
+        for number, provider in enumerate(providers):
             own = sorted(
                 (size, firsts[row.work].batch * 1e3 / row.median_ms, ratio(steps, row, baseline))
                 for size, row in points
                 if row.provider == provider and row.median_ms
             )
-            sizes, speed, times = zip(*own, strict=True)
-            above.plot(sizes, speed, "o-", label=provider)
-            below.plot(sizes, times, "o-", label=provider)
+            if own:
+                sizes, speed, times = zip(*own, strict=True)
+                above.plot(sizes, speed, "o-", color=f"C{number}", label=provider)
+                below.plot(sizes, times, "o-", color=f"C{number}", label=provider)
         above.set_title(title)
-        above.legend(fontsize="x-small")
         below.set_xscale("log", base=2)
         below.set_xlabel(label)
         below.axhline(1.0, color="black", linewidth=0.8)
+    axes[0][0].legend(fontsize="x-small")
     axes[0][0].set_ylabel("tokens per second")
     axes[1][0].set_ylabel(f"time of a step / {baseline}")
     save(pyplot, figure, path)

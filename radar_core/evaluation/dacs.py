@@ -135,7 +135,7 @@ class Dacs:
             log=log,
             method=self.method if arm == "soft" else None,
             max_new_tokens=self.max_new_tokens,
-            max_seconds=600.0,  # a slow machine is not what is measured
+            max_seconds=86_400.0,  # a machine that is slow or was asleep is not measured
             attempts=1,
         )
         order = random.Random(f"{self.seed}/{trial.scenario.name}/{trial.number}")

@@ -118,18 +118,38 @@ def test_a_batch_is_as_close_to_its_prompts_as_the_unsteered_model_allows(steere
     assert largest_difference(SPA(strength)) <= 2 * (abs(strength) + abs(strength - 1)) * own
 
 
-def test_bfloat16_agrees_with_float32_as_well_as_unsteered_does(smollm2, steered):
-    inputs = batch(steered, (0,))
-    anchors = inputs.pop("anchors")
+def test_bfloat16_agrees_with_float32_as_well_as_eager_attention_does(smollm2, steered):
     exact = smollm2.model
     rough = type(exact)(exact.config).eval()
     rough.load_state_dict(exact.state_dict())
     rough.to(torch.bfloat16)
+    twin, rough_twin = eager_twin(exact), eager_twin(rough)
+    heads, layers = exact.config.num_attention_heads, exact.config.num_hidden_layers
+    # Squared errors, summed: one prompt's rounding may be twice another's. A shift of all logits is
+    # none.
+    own = {"bias": 0.0, "spa": 0.0}
+    eager = 0.0
+    for row in (0, 1):
+        inputs = batch(steered, (row,))
+        anchors = inputs.pop("anchors")
 
-    def logits(model, method):
-        with method.applied_to(model, anchors), torch.no_grad():
-            return model(**inputs, logits_to_keep=1).logits.float()
+        def logits(model, method, inputs=inputs, anchors=anchors):
+            with method.applied_to(model, anchors), torch.no_grad():
+                return model(**inputs, logits_to_keep=1).logits.float().flatten()
 
-    own = (logits(exact, SPA(1.0)) - logits(rough, SPA(1.0))).abs().max()
-    for method, factor in [(SPA(1.4), 2 * (1.4 + 0.4)), (AttentionBias(2.0), 2.0)]:
-        assert (logits(exact, method) - logits(rough, method)).abs().max() <= factor * own
+        for bias in (1.0, 2.0, 3.0):
+            everywhere = {layer: torch.full((heads,), bias) for layer in range(layers)}
+            expected, rounded = (
+                biased_logits(
+                    one, inputs["input_ids"], inputs["attention_mask"], anchors, everywhere
+                )
+                .float()
+                .flatten()
+                for one in (twin, rough_twin)
+            )
+            eager += float((rounded - expected).var())
+            own["bias"] += float((logits(rough, AttentionBias(bias)) - expected).var())
+            spa = SPA(1.0 + bias / 5)
+            own["spa"] += float((logits(rough, spa) - logits(exact, spa)).var())
+    assert own["bias"] <= 1.5**2 * eager
+    assert own["spa"] <= (1.5 * (1.6 + 0.6)) ** 2 * eager

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from benchmarks.rows import Row, ratio
 
-# What a bias may add to Radar's attention with nothing anchored, over all work side by side: single
-# pieces of work are told apart by less than the machine's own noise.
+# What a bias may add to Radar's attention with nothing anchored, side by side and over all work: a
+# single piece of work does not tell this from the machine's own noise.
 MOST_ADDED = 1.03
 
 

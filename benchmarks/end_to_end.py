@@ -42,6 +42,7 @@ from benchmarks.report import (
     plot_steps,
     print_machine,
     print_rows,
+    print_table,
     progress,
 )
 from benchmarks.rows import Label, Row, timed, untimed, write_json
@@ -318,7 +319,8 @@ def _time(
 ) -> tuple[dict[SampleKey, dict[str, list[float]]], Pairs]:
     """Time everybody; return the samples and the ratios of `TWINS`."""
     turns: dict[tuple[SampleKey, int], Measurement] = {}
-    pairs: dict[tuple[str, str], list[list[tuple[SampleKey, int]]]] = {}
+    twins: dict[tuple[str, str], tuple[SampleKey, SampleKey]] = {}
+    pairs = range(plan.settings.pairs)
     for case in cases:
         right = [name for name in plan.names(case) if verdicts[case.work, case.dtype, name].right]
         keys = {name: _sample_key(case, name, plan.providers[name]) for name in right}
@@ -326,23 +328,21 @@ def _time(
             if (key, 0) not in turns:
                 measurement = _measurement(plan.providers[name], case, plan.settings.tokens)
                 turns |= {(key, i): measurement for i in range(plan.replies(case, name))}
-        if case.everyone and set(TWINS) <= keys.keys() and plan.settings.pairs:
-            pairs[case.work, case.dtype] = [
-                [(keys[name], i) for name in TWINS] for i in range(plan.settings.pairs)
-            ]
+        if case.everyone and set(TWINS) <= keys.keys() and pairs:
+            twins[case.work, case.dtype] = keys[TWINS[0]], keys[TWINS[1]]
     # Each twin goes first as often as the other.
     together = [
-        [key for i, pair in enumerate(every) for key in (pair if i % 2 else reversed(pair))]
-        for every in pairs.values()
+        [(key, i) for i in pairs for key in (both if i % 2 else reversed(both))]
+        for both in twins.values()
     ]
     found = interleave(turns, rounds, advance, together=together)
     paired = {
         (work, dtype, phase): paired_ratios(
-            [found[steered][phase] for _, steered in every],
-            [found[plain][phase] for plain, _ in every],
+            [found[steered, i][phase] for i in pairs],
+            [found[plain, i][phase] for i in pairs],
             rounds,
         )
-        for (work, dtype), every in pairs.items()
+        for (work, dtype), (plain, steered) in twins.items()
         for phase in PHASES
     }
     samples: dict[SampleKey, dict[str, list[float]]] = {}
@@ -431,15 +431,9 @@ def _print_caches(out: Any, works: Sequence[Work]) -> None:
 
 
 def _print_bars(out: Any, found: Sequence[Bar]) -> None:
-    from rich import box
-    from rich.table import Table
-
     out.print(f"\nbars: {sum(bar.passed for bar in found)} of {len(found)} passed")
-    table = Table(box=box.MARKDOWN)
-    for column in ("work", "dtype", "ratio of", "to", "measured", "at most", ""):
-        table.add_column(column, no_wrap=True)
-    for bar in found:
-        table.add_row(
+    rows = (
+        (
             bar.row.work,
             bar.row.dtype,
             f"{bar.row.provider} {bar.row.phase}",
@@ -448,32 +442,22 @@ def _print_bars(out: Any, found: Sequence[Bar]) -> None:
             f"{bar.limit:.2f}x",
             "pass" if bar.passed else "FAIL",
         )
-    out.print(table)
+        for bar in found
+    )
+    print_table(out, ("work", "dtype", "ratio of", "to", "measured", "at most", ""), rows)
 
 
 def _print_twins(out: Any, paired: Pairs) -> None:
     """Print what a bias adds: for each piece of work, and over all of them, which has a bar."""
-    from rich import box
-    from rich.table import Table
-
     if not paired:
         return
     out.print(f"\n{TWINS[1]} over {TWINS[0]} side by side, medians over pairs of replies:")
-    table = Table(box=box.MARKDOWN)
-    for column in ("work", "dtype", "phase", "pairs", "ratio", "95 %", "at most", ""):
-        table.add_column(column, no_wrap=True)
-    every = {
-        phase: [r for key, found in paired.items() if key[2] == phase for r in found]
-        for phase in PHASES
-    }
-    for (work, dtype, phase), ratios in paired.items():
-        table.add_row(work, dtype, phase, *_interval(ratios), "", "")
-    for phase, ratios in every.items():
-        passed = median_interval(ratios)[0] <= MOST_ADDED
-        table.add_row(
-            "all", "", phase, *_interval(ratios), f"{MOST_ADDED}x", "pass" if passed else "FAIL"
-        )
-    out.print(table)
+    rows = [(*key, *_interval(ratios), "", "") for key, ratios in paired.items()]
+    for phase in PHASES:
+        every = [ratio for key, ratios in paired.items() if key[2] == phase for ratio in ratios]
+        verdict = "pass" if median_interval(every)[0] <= MOST_ADDED else "FAIL"
+        rows.append(("all", "", phase, *_interval(every), f"{MOST_ADDED}x", verdict))
+    print_table(out, ("work", "dtype", "phase", "pairs", "ratio", "95 %", "at most", ""), rows)
 
 
 def _interval(ratios: Sequence[float]) -> tuple[str, str, str]:

@@ -18,7 +18,7 @@ import torch
 
 from benchmarks import attention, decoder, linear, machine, relevance, sampling
 from benchmarks.growth import draw_growth
-from benchmarks.report import console, print_machine, print_rows, progress
+from benchmarks.report import console, print_machine, print_rows, print_table, progress
 from benchmarks.rows import Row, write_json
 from benchmarks.tasks import FLOOR, Bar, Met, hold, run
 
@@ -67,28 +67,24 @@ def print_bars(out: Any, found: Sequence[Met]) -> None:
         out: a `rich.console.Console`.
         found: the bars held against the rows.
     """
-    from rich import box
-    from rich.table import Table
-
     if not found:
         return
     out.print(f"\nbars: {sum(met.passed for met in found)} of {len(found)} passed")
-    table = Table(box=box.MARKDOWN)
-    for column in ("work", "dtype", "ratio of", "to", "measured", "at most", "stretch", ""):
-        table.add_column(column, no_wrap=True)
-    for met in found:
-        stretch = "" if met.bar.stretch is None else f"{met.bar.stretch:.2f}x"
-        table.add_row(
+    rows = (
+        (
             f"{met.bar.benchmark} {met.row.work}",
             met.row.dtype,
             met.bar.provider,
             "bytes" if met.bar.to == FLOOR else met.bar.to,
             "not timed" if met.value is None else f"{met.value:.3g}x",
             f"{met.bar.limit:.3g}x",
-            stretch,
+            "" if met.bar.stretch is None else f"{met.bar.stretch:.2f}x",
             "pass" if met.passed else "FAIL",
         )
-    out.print(table)
+        for met in found
+    )
+    columns = ("work", "dtype", "ratio of", "to", "measured", "at most", "stretch", "")
+    print_table(out, columns, rows)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,25 @@ def progress(total: int) -> Iterator[tuple[Callable[[str], None], Callable[[], N
     with Progress(*columns, console=console(stderr=True)) as bar:
         task = bar.add_task("starting", total=total)
         yield (lambda text: bar.update(task, description=text), lambda: bar.advance(task))
+
+
+def print_table(out: Any, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print texts as one Markdown table.
+
+    Args:
+        out: a `rich.console.Console`.
+        columns: their heads.
+        rows: their cells.
+    """
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.MARKDOWN)
+    for column in columns:
+        table.add_column(column, no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    out.print(table)
 
 
 def print_rows(out: Any, rows: Sequence[Row], baseline: str | Callable[[str], str]) -> None:

@@ -19,7 +19,7 @@ logger = logging.getLogger("radar_core")
 
 Event = dict[str, Any]
 
-FIRST = b'{"event": '
+_FIRST = b'{"event": '
 
 EVENTS = frozenset(
     {
@@ -67,11 +67,15 @@ class EventLog:
         self._file: JsonLines | None = None
         self._started = time.monotonic()
         if self.path is not None:
-            if self.path.exists():
-                raise FileExistsError(f"{self.path} exists; every run gets a log of its own")
+            try:
+                self.path.touch(exist_ok=False)  # of two that begin at once, one
+            except FileExistsError:
+                raise FileExistsError(
+                    f"{self.path} exists; every run gets a log of its own"
+                ) from None
             self._file = JsonLines(
                 self.path,
-                FIRST,
+                _FIRST,
                 taken=f"{self.path} is the log of a run that has not ended",
                 refused=f"{self.path} is no log of an orchestrator",
                 dropped="lost",
@@ -137,7 +141,7 @@ def read_events(path: str | PathLike[str]) -> list[Event]:
         OSError: the file cannot be read.
     """
     content = Path(path).read_bytes()
-    kept = whole(content, FIRST, f"{path} is no log of an orchestrator")
+    kept = whole(content, _FIRST, f"{path} is no log of an orchestrator")
     if len(kept) < len(content):
         torn = content[len(kept) :]
         logger.warning("%s: the last line was cut off and is left out: %.60r", path, torn)

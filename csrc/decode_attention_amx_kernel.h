@@ -313,14 +313,14 @@ class TileProducts {
 constexpr int64_t kLeastTileRows = 3;
 
 static int64_t decode_amx_scratch_bytes(const AttentionCall& call) {
-  return call.rows < kLeastTileRows ? scratch_bytes<VectorProducts<BFloat16>>(call)
+  return call.rows < kLeastTileRows ? scratch_bytes<VectorProducts<SingleDots<BFloat16>>>(call)
                                     : scratch_bytes<TileProducts>(call);
 }
 
 static void decode_amx_chunk(const AttentionCall& call, const KeyChunk& chunk,
                              const KeyChunk* next, float* partial, void* scratch) {
   if (call.rows < kLeastTileRows) {
-    decode_chunk<VectorProducts<BFloat16>>(call, chunk, next, partial, scratch);
+    decode_chunk<VectorProducts<SingleDots<BFloat16>>>(call, chunk, next, partial, scratch);
   } else {
     decode_chunk<TileProducts>(call, chunk, next, partial, scratch);
   }

@@ -220,10 +220,27 @@ RADAR_INLINE float row_weights(const float* logits, const uint8_t* valid, const 
 
 // ---- weighted values --------------------------------------------------------------------------
 
+// The values of the next tile are prefetched along with those of this one, one key for each, but
+// for every kSpareEvery-th: these are left to the time that the weights take, so that memory is
+// busy then too.
+constexpr int64_t kSpareEvery = 4;
+constexpr int64_t kSparedKeys = kTileKeys / kSpareEvery;
+
+// The n-th key of a tile, from kPlaces places in turn.
+template <class Storage>
+RADAR_INLINE void prefetch_key(const Storage* tile, int64_t stride, int64_t n, int64_t bytes) {
+  const int64_t key = n % kPlaces * (kTileKeys / kPlaces) + n / kPlaces;
+  const char* at = (const char*)(tile + key * stride);
+  for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(at + byte, 0, 2);
+}
+template <class Storage>
+RADAR_INLINE void prefetch_beside(const Storage* tile, int64_t stride, int64_t n, int64_t bytes) {
+  if (tile && n % kSpareEvery != kSpareEvery - 1) prefetch_key(tile, stride, n, bytes);
+}
+
 // to[r] = to[r] * correction[r] + sum over keys of weights[r][key] * values[key], for R rows and
 // B pairs of the value dimension (`part` elements of one pair if part is not 0). `list` null: the
-// first `count` keys in order. Meanwhile lines of the tile at `next` are prefetched, from kPlaces
-// places in turn.
+// first `count` keys in order. Meanwhile the tile at `next` (or null) is prefetched.
 template <class T, int R, int B>
 RADAR_INLINE void values_block(const float* weights, const typename T::Storage* values,
                                int64_t stride, const int32_t* list, int64_t count, int64_t part,
@@ -241,13 +258,7 @@ RADAR_INLINE void values_block(const float* weights, const typename T::Storage* 
   for (int64_t n = 0; n < count; ++n) {
     const int64_t key = list ? list[n] : n;
     const typename T::Storage* line = values + key * stride;
-    if (next) {
-      const int64_t other = n % kPlaces * (kTileKeys / kPlaces) + n / kPlaces;
-      const char* soon = (const char*)(next + other * stride);
-      for (int64_t byte = 0; byte < B * kPair * (int64_t)sizeof(*line); byte += 64) {
-        __builtin_prefetch(soon + byte, 0, 2);
-      }
-    }
+    prefetch_beside(next, stride, n, B * kPair * (int64_t)sizeof(*line));
 #pragma GCC unroll 4
     for (int b = 0; b < B; ++b) {
       const Pair v = part ? T::load_part(line, part) : T::load_pair(line + b * kPair);
@@ -333,20 +344,21 @@ static inline int64_t list_keys(const uint8_t* valid, int32_t* list) {
 
 // What a chunk multiplies, tile by tile: queries with keys, weights with values. Meanwhile it
 // prefetches the next tile.
-template <class T>
+template <class Dots>
 class VectorProducts {
  public:
-  using Element = T;
-  using Storage = typename T::Storage;
+  using Element = typename Dots::Element;
+  using Storage = typename Element::Storage;
+  using Packed = typename Dots::Packed;
 
   static int64_t scratch_bytes(const AttentionCall& call) {
-    return call.rows * padded(call.key_dim) * (int64_t)sizeof(float);
+    return call.rows * padded(call.key_dim) * (int64_t)sizeof(Packed);
   }
   VectorProducts(const AttentionCall& call, int64_t batch, int64_t kv_head, void* scratch)
-      : call_(call), query_((float*)scratch) {
+      : call_(call), query_((Packed*)scratch) {
     for (int64_t r = 0; r < call.rows; ++r) {
-      pack_row<T>(query_ + r * padded(call.key_dim), query_row<T>(call, batch, kv_head, r),
-                  call.key_dim);
+      Dots::pack(query_ + r * padded(call.key_dim),
+                 query_row<Element>(call, batch, kv_head, r), call.key_dim);
     }
   }
 
@@ -354,9 +366,17 @@ class VectorProducts {
   void look_ahead(const Storage* keys, const Storage* values) {
     next_keys_ = keys;
     next_values_ = values;
+    weighed_ = 0;
   }
   // After the weights of each row.
-  void row_weighed() {}
+  void row_weighed() {
+    const int64_t from = weighed_ * kSparedKeys / call_.rows;
+    const int64_t upto = ++weighed_ * kSparedKeys / call_.rows;
+    for (int64_t i = from; next_values_ && i < upto; ++i) {
+      prefetch_key(next_values_, call_.value_stride[2], (i + 1) * kSpareEvery - 1,
+                   call_.value_dim * (int64_t)sizeof(Storage));
+    }
+  }
 
   // Of every row with `count` keys, [rows, kTileKeys]; nothing is said of the columns after them.
   void logits(const Storage* keys, int64_t count, float* to) {
@@ -374,25 +394,29 @@ class VectorProducts {
   // list, or the first `count`.
   void values(const float* weights, const Storage* values, const int32_t* list, int64_t count,
               const float* correction, float* to) {
-    add_row_values<T>(call_.rows, weights, values, call_.value_stride[2], list, count,
-                      call_.value_dim, next_values_, correction, to, padded(call_.value_dim));
+    add_row_values<Element>(call_.rows, weights, values, call_.value_stride[2], list, count,
+                            call_.value_dim, next_values_, correction, to,
+                            padded(call_.value_dim));
     next_values_ = nullptr;
   }
+
+ protected:
+  const AttentionCall& call_;
+  const Storage* next_values_ = nullptr;
+  int64_t weighed_ = 0;
 
  private:
   template <int R>
   int64_t row_logits(int64_t r, const Storage* keys, int64_t count, const Storage* next,
                      float* to) const {
     const int64_t stride = padded(call_.key_dim);
-    dot_rows<T, R>(query_ + r * stride, stride, keys, call_.key_stride[2], count, call_.key_dim,
-                   next, to + r * kTileKeys, kTileKeys);
+    dot_rows<Dots, R>(query_ + r * stride, stride, keys, call_.key_stride[2], count,
+                      call_.key_dim, next, to + r * kTileKeys, kTileKeys);
     return R;
   }
 
-  const AttentionCall& call_;
-  float* query_;  // [rows, padded key_dim]
+  Packed* query_;  // [rows, padded key_dim]
   const Storage* next_keys_ = nullptr;
-  const Storage* next_values_ = nullptr;
 };
 
 // ---- a chunk ----------------------------------------------------------------------------------
@@ -585,7 +609,7 @@ static void decode_finish(const AttentionCall& call, int64_t batch, int64_t kv_h
 
 template <class T>
 static constexpr DecodeKernels decode_kernels() {
-  using Products = VectorProducts<T>;
+  using Products = VectorProducts<SingleDots<T>>;
   return {scratch_bytes<Products>, partial_floats, decode_chunk<Products>, decode_fold,
           decode_finish<T>};
 }

@@ -31,9 +31,11 @@ bool has_avx512() {
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
 }
+bool has_avx512_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
 #else
 bool has_avx2() { return false; }
 bool has_avx512() { return false; }
+bool has_avx512_bf16() { return false; }
 #endif
 #if defined(__x86_64__) && defined(__linux__)
 // The CPU has tiles of bfloat16, and the kernel lets this process use them. (The compiler's own
@@ -52,6 +54,7 @@ bool has_amx() { return false; }
 bool always() { return true; }
 
 constexpr Level kLevels[] = {{"amx", kernels_amx, has_amx},
+                             {"avx512_bf16", kernels_avx512_bf16, has_avx512_bf16},
                              {"avx512", kernels_avx512, has_avx512},
                              {"avx2", kernels_avx2, has_avx2},
                              {"baseline", kernels_baseline, always}};
@@ -73,8 +76,8 @@ const Kernels* choose() {
   const Level* level = find_level(wanted);
   if (level == nullptr || !level->supported()) {
     throw std::runtime_error(std::string("RADAR_CPU_ISA=") + wanted +
-                             " is not an instruction set of this CPU; use one of amx, avx512, avx2, "
-                             "baseline that it has, or unset it");
+                             " is not an instruction set of this CPU; use one of amx, avx512_bf16, "
+                             "avx512, avx2, baseline that it has, or unset it");
   }
   return level->kernels();
 }

@@ -7,8 +7,8 @@
 
 namespace radar {
 
-// The best kernels of this CPU, or those of RADAR_CPU_ISA (amx, avx512, avx2, baseline) where the
-// CPU has them. Chosen once; raises on a name it does not know.
+// The best kernels of this CPU, or those of RADAR_CPU_ISA (amx, avx512_bf16, avx512, avx2, baseline)
+// where the CPU has them. Chosen once; raises on a name it does not know.
 const Kernels& kernels();
 
 // Whether the CPU and this build have the instruction set.

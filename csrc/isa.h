@@ -43,7 +43,8 @@ const Kernels* RADAR_JOIN(kernels_, RADAR_ISA_NAME)() {
        isa::relevance_kernels<isa::Float16>(), isa::relevance_kernels<isa::Int8>()},
       isa::score_kernels(),
       {isa::edit_kernels<isa::Float32>(), isa::edit_kernels<isa::BFloat16>(),
-       isa::edit_kernels<isa::Float16>()}};
+       isa::edit_kernels<isa::Float16>()},
+      nullptr};
   return &kernels;
 }
 

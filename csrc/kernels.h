@@ -253,6 +253,10 @@ struct ScoreKernels {
 using MergeRow = void (*)(const void* first, const void* second, float share, int64_t size,
                           void* out);
 
+// c[rows, columns] (+)= a[rows, inner] b[inner, columns]
+using Product = void (*)(int64_t rows, int64_t columns, int64_t inner, const void* a, int64_t lda,
+                         const void* b, int64_t ldb, float* c, int64_t ldc, bool add);
+
 struct Kernels {
   const char* name;
   DecodeKernels decode[kTypes];
@@ -264,12 +268,14 @@ struct Kernels {
   RelevanceKernels relevance[kTypes + 1];  // the last one is of int8 sentences
   ScoreKernels scores;
   EditKernels edit[kTypes];
+  Product word_product;  // of bfloat16, pairs of b's rows side by side; null: torch's serve as well
 };
 
 // Null where the compiler or the architecture does not know the instruction set.
 const Kernels* kernels_baseline();
 const Kernels* kernels_avx2();
 const Kernels* kernels_avx512();
+const Kernels* kernels_avx512_bf16();
 const Kernels* kernels_amx();
 
 }  // namespace radar

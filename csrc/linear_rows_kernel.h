@@ -11,8 +11,9 @@ static int64_t linear_packed_bytes(const LinearCall& call) {
 template <class T>
 static void linear_pack(const LinearCall& call, void* packed) {
   for (int64_t r = 0; r < call.rows; ++r) {
-    pack_row<T>((float*)packed + r * padded(call.in_features),
-                (const typename T::Storage*)call.input + r * call.in_features, call.in_features);
+    SingleDots<T>::pack((float*)packed + r * padded(call.in_features),
+                        (const typename T::Storage*)call.input + r * call.in_features,
+                        call.in_features);
   }
 }
 
@@ -31,9 +32,10 @@ static inline void linear_block(const LinearCall& call, const float* packed, int
   float sums[R][kBlock];
   const int64_t stride = padded(call.in_features);
   const Storage* weight = (const Storage*)call.weight;
-  dot_rows<T, R>(packed + row * stride, stride, weight + output * call.in_features,
-                 call.in_features, outputs, call.in_features,
-                 next < 0 ? nullptr : weight + next * call.in_features, &sums[0][0], kBlock);
+  dot_rows<SingleDots<T>, R>(packed + row * stride, stride, weight + output * call.in_features,
+                             call.in_features, outputs, call.in_features,
+                             next < 0 ? nullptr : weight + next * call.in_features, &sums[0][0],
+                             kBlock);
   for (int r = 0; r < R; ++r) {
     Storage* out = (Storage*)call.out + (row + r) * call.out_features + output;
     for (int64_t i = 0; i < outputs; ++i) {

@@ -179,7 +179,7 @@ static void prefill_pack_queries(const AttentionCall& call, const RowBlock& bloc
     const auto* row = head_row<T>(call.query, call.query_stride, block.batch,
                                   block.head + r / block.tokens, block.token + r % block.tokens);
     if constexpr (sizeof(typename C::Storage) == 4) {
-      pack_row<T>((float*)to + r * width, row, call.key_dim);
+      SingleDots<T>::pack((float*)to + r * width, row, call.key_dim);
     } else {
       for (int64_t d = 0; d < call.key_dim; d += kPair) {
         const VectorU words = row_words(row, d, call.key_dim);

@@ -24,44 +24,16 @@ static int64_t amx_packed_bytes(const RelevanceCall& call) {
   return call.width / kTileRows * tile_depths(call) * kTileElements * 2;
 }
 
-// The power of two that brings a row's largest element to 1 or above, below 2.
-static inline float scale_to_one(const float* row, int64_t size) {
-  float largest = 0;
-  for (int64_t d = 0; d < size; ++d) {
-    const float magnitude = __builtin_fabsf(row[d]);
-    if (!(magnitude < kInfinity)) return 1.0f;
-    if (magnitude > largest) largest = magnitude;
-  }
-  uint32_t bits;
-  __builtin_memcpy(&bits, &largest, sizeof bits);
-  const int32_t exponent = (int32_t)(bits >> 23) - 127;
-  // Both the scale and its inverse are normal numbers.
-  const int32_t up = exponent < -126 ? 126 : exponent > 126 ? -126 : -exponent;
-  const uint32_t scale = (uint32_t)(up + 127) << 23;
-  float result;
-  __builtin_memcpy(&result, &scale, sizeof result);
-  return largest == 0 ? 1.0f : result;
-}
-
-// Queries keep their bits, moved by a power of two: tiles multiply bfloat16 only. A tile holds two
-// elements of 16 queries a row.
+// A tile holds two elements of 16 queries a row.
 static void amx_pack(const RelevanceCall& call, void* packed, float* factors) {
   __builtin_memset(packed, 0, amx_packed_bytes(call));
   for (int64_t q = 0; q < call.queries; ++q) {
-    const float* query = call.query_values + q * call.size;
-    const float scale = scale_to_one(query, call.size);
     uint16_t* tiles = (uint16_t*)packed + q / kTileRows * tile_depths(call) * kTileElements;
-    for (int64_t d = 0; d < call.size; ++d) {
-      const float value = query[d] * scale;
-      uint32_t bits;
-      __builtin_memcpy(&bits, &value, sizeof bits);
+    factors[q] = put_words(call.query_values + q * call.size, call.size, [&](int64_t d, uint16_t word) {
       const int64_t step = d % kTileDepth;
       tiles[d / kTileDepth * kTileElements + step / 2 * kTileDepth + q % kTileRows * 2 + step % 2] =
-          (uint16_t)(bits >> 16);
-    }
-    const float factor = (1.0f / scale) / query_norm(query, call.size);
-    // No sign: below 0 would mean hidden.
-    factors[q] = factor == factor ? factor : __builtin_nanf("");
+          word;
+    });
   }
 }
 

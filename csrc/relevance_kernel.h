@@ -38,49 +38,44 @@ RADAR_INLINE void ask(const Ahead& ahead, int64_t piece) {
   if (kBytes > 64) __builtin_prefetch(at + 64, 0, 2);
 }
 
-template <class T, int R, bool kSquares>
-RADAR_INLINE void relevance_step(const float* rows, int64_t row_stride, const Pair* y,
-                                 Vector* sums, Vector* squares) {
+template <class Dots, int R, bool kSquares>
+RADAR_INLINE void relevance_step(const typename Dots::Packed* rows, int64_t row_stride,
+                                 const typename Dots::Line* y, Vector* sums, Vector* squares) {
   constexpr int K = RelevanceShape<R>::kLines;
   if (kSquares) {
 #pragma GCC unroll 8
-    for (int k = 0; k < K; ++k) {
-      squares[k] += y[k].a * y[k].a;
-      squares[k] += y[k].b * y[k].b;
-    }
+    for (int k = 0; k < K; ++k) Dots::add(squares[k], y[k], y[k]);
   }
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
-    const Pair x = load_packed(rows + r * row_stride);
+    const typename Dots::Line x = Dots::packed(rows + r * row_stride);
 #pragma GCC unroll 8
-    for (int k = 0; k < K; ++k) {
-      sums[k * R + r] += x.a * y[k].a;
-      sums[k * R + r] += x.b * y[k].b;
-    }
+    for (int k = 0; k < K; ++k) Dots::add(sums[k * R + r], x, y[k]);
   }
 }
 
 // Vectors whose lanes sum up to row r . line k (at k * R + r) and to line k . line k.
-template <class T, int R, bool kSquares>
-RADAR_INLINE void relevance_block(const float* rows, int64_t row_stride,
-                                  const typename T::Storage* const* lines, int64_t size,
-                                  const Ahead& ahead, Vector* sums_out, Vector* squares_out) {
+template <class Dots, int R, bool kSquares>
+RADAR_INLINE void relevance_block(const typename Dots::Packed* rows, int64_t row_stride,
+                                  const typename Dots::Element::Storage* const* lines,
+                                  int64_t size, const Ahead& ahead, Vector* sums_out,
+                                  Vector* squares_out) {
   constexpr int K = RelevanceShape<R>::kLines;
   Vector sums[K * R] = {}, squares[K] = {};
-  Pair y[K];
+  typename Dots::Line y[K];
   const int64_t whole = size / kPair * kPair;
   for (int64_t d = 0; d < whole; d += kPair) {
 #pragma GCC unroll 8
     for (int k = 0; k < K; ++k) {
-      y[k] = T::load_pair(lines[k] + d);
-      if (kSquares) ask<T>(ahead, d / kPair * K + k);
+      y[k] = Dots::line(lines[k] + d);
+      if (kSquares) ask<typename Dots::Element>(ahead, d / kPair * K + k);
     }
-    relevance_step<T, R, kSquares>(rows + d, row_stride, y, sums, squares);
+    relevance_step<Dots, R, kSquares>(rows + d, row_stride, y, sums, squares);
   }
   if (whole < size) {
 #pragma GCC unroll 8
-    for (int k = 0; k < K; ++k) y[k] = T::load_part(lines[k] + whole, size - whole);
-    relevance_step<T, R, kSquares>(rows + whole, row_stride, y, sums, squares);
+    for (int k = 0; k < K; ++k) y[k] = Dots::part(lines[k] + whole, size - whole);
+    relevance_step<Dots, R, kSquares>(rows + whole, row_stride, y, sums, squares);
   }
 #pragma GCC unroll 64
   for (int i = 0; i < K * R; ++i) sums_out[i] = sums[i];
@@ -95,17 +90,17 @@ RADAR_INLINE void fold_vectors(const Vector* vectors, int64_t count, float* sums
 }
 
 // kGather lines times R rows, to `scores` [kGather, width]; the lines' sums of squares as well.
-template <class T, int R, bool kSquares>
-static inline void relevance_gather(const float* rows, int64_t row_stride,
-                                    const typename T::Storage* const* lines, int64_t size,
-                                    const Ahead& ahead, int64_t width, float* scores,
+template <class Dots, int R, bool kSquares>
+static inline void relevance_gather(const typename Dots::Packed* rows, int64_t row_stride,
+                                    const typename Dots::Element::Storage* const* lines,
+                                    int64_t size, const Ahead& ahead, int64_t width, float* scores,
                                     float* squares) {
   constexpr int K = RelevanceShape<R>::kLines;
   Vector sums[kGather * R], square_sums[kGather];
   for (int64_t i = 0; i < kGather; i += K) {
-    const Ahead next = past(ahead, i * size * (int64_t)sizeof(typename T::Storage));
-    relevance_block<T, R, kSquares>(rows, row_stride, lines + i, size, next, sums + i * R,
-                                    square_sums + i);
+    const Ahead next = past(ahead, i * size * (int64_t)sizeof(**lines));
+    relevance_block<Dots, R, kSquares>(rows, row_stride, lines + i, size, next, sums + i * R,
+                                       square_sums + i);
   }
   float folded[kGather * R];
   fold_vectors(sums, kGather * R, folded);
@@ -115,23 +110,24 @@ static inline void relevance_gather(const float* rows, int64_t row_stride,
   if (kSquares) fold_vectors(square_sums, kGather, squares);
 }
 
-template <class T, bool kSquares>
-static inline void relevance_rows(int64_t rows, const float* packed, int64_t row_stride,
-                                  const typename T::Storage* const* lines, int64_t size,
-                                  const Ahead& ahead, int64_t width, float* scores,
+template <class Dots, bool kSquares>
+static inline void relevance_rows(int64_t rows, const typename Dots::Packed* packed,
+                                  int64_t row_stride,
+                                  const typename Dots::Element::Storage* const* lines,
+                                  int64_t size, const Ahead& ahead, int64_t width, float* scores,
                                   float* squares) {
   if (rows > 4) {
-    relevance_gather<T, 8, kSquares>(packed, row_stride, lines, size, ahead, width,
-                                     scores, squares);
+    relevance_gather<Dots, 8, kSquares>(packed, row_stride, lines, size, ahead, width, scores,
+                                        squares);
   } else if (rows > 2) {
-    relevance_gather<T, 4, kSquares>(packed, row_stride, lines, size, ahead, width,
-                                     scores, squares);
+    relevance_gather<Dots, 4, kSquares>(packed, row_stride, lines, size, ahead, width, scores,
+                                        squares);
   } else if (rows > 1) {
-    relevance_gather<T, 2, kSquares>(packed, row_stride, lines, size, ahead, width,
-                                     scores, squares);
+    relevance_gather<Dots, 2, kSquares>(packed, row_stride, lines, size, ahead, width, scores,
+                                        squares);
   } else {
-    relevance_gather<T, 1, kSquares>(packed, row_stride, lines, size, ahead, width,
-                                     scores, squares);
+    relevance_gather<Dots, 1, kSquares>(packed, row_stride, lines, size, ahead, width, scores,
+                                        squares);
   }
 }
 
@@ -157,8 +153,9 @@ static int64_t relevance_packed_rows(const RelevanceCall& call) {
   return (call.queries + kMostRows - 1) / kMostRows * kMostRows;
 }
 
+template <class Dots>
 static int64_t relevance_packed_bytes(const RelevanceCall& call) {
-  return relevance_packed_rows(call) * padded(call.size) * (int64_t)sizeof(float);
+  return relevance_packed_rows(call) * padded(call.size) * (int64_t)sizeof(typename Dots::Packed);
 }
 
 // A norm as float32 has it, overflow and underflow included.
@@ -172,7 +169,7 @@ static inline float query_norm(const float* query, int64_t size) {
 template <class T>
 static void relevance_pack(const RelevanceCall& call, void* packed, float* factors) {
   const int64_t stride = padded(call.size);
-  __builtin_memset(packed, 0, relevance_packed_bytes(call));
+  __builtin_memset(packed, 0, relevance_packed_bytes<SingleDots<T>>(call));
   for (int64_t q = 0; q < call.queries; ++q) {
     const float* query = call.query_values + q * call.size;
     float* to = (float*)packed + q * stride;
@@ -186,6 +183,41 @@ static void relevance_pack(const RelevanceCall& call, void* packed, float* facto
   }
 }
 
+// The power of two that brings a row's largest element to 1 or above, below 2.
+static inline float scale_to_one(const float* row, int64_t size) {
+  float largest = 0;
+  for (int64_t d = 0; d < size; ++d) {
+    const float magnitude = __builtin_fabsf(row[d]);
+    if (!(magnitude < kInfinity)) return 1.0f;
+    if (magnitude > largest) largest = magnitude;
+  }
+  uint32_t bits;
+  __builtin_memcpy(&bits, &largest, sizeof bits);
+  const int32_t exponent = (int32_t)(bits >> 23) - 127;
+  // Both the scale and its inverse are normal numbers.
+  const int32_t up = exponent < -126 ? 126 : exponent > 126 ? -126 : -exponent;
+  const uint32_t scale = (uint32_t)(up + 127) << 23;
+  float result;
+  __builtin_memcpy(&result, &scale, sizeof result);
+  return largest == 0 ? 1.0f : result;
+}
+
+// Calls put(d, word) for every element of a query as bfloat16: it keeps its bits, moved by a power of
+// two. Returns what makes products with it cosines.
+template <class Put>
+static inline float put_words(const float* query, int64_t size, const Put& put) {
+  const float scale = scale_to_one(query, size);
+  for (int64_t d = 0; d < size; ++d) {
+    const float value = query[d] * scale;
+    uint32_t bits;
+    __builtin_memcpy(&bits, &value, sizeof bits);
+    put(d, (uint16_t)(bits >> 16));
+  }
+  const float factor = (1.0f / scale) / query_norm(query, size);
+  // No sign: below 0 would mean hidden.
+  return factor == factor ? factor : __builtin_nanf("");
+}
+
 static int64_t relevance_scratch_bytes(const RelevanceCall&) { return 0; }
 
 template <class T>
@@ -196,12 +228,12 @@ RADAR_INLINE Ahead tile_ahead(const RelevanceCall& call, int64_t begin, int64_t 
   return past(tile, done * row);
 }
 
-template <class T>
+template <class Dots>
 static void relevance_tile(const RelevanceCall& call, const void* packed_queries, int64_t begin,
                            int64_t count, const float* const* spatial,
                            const float* const* temporal, void*, float* scores) {
-  using Storage = typename T::Storage;
-  const float* packed = (const float*)packed_queries;
+  using Storage = typename Dots::Element::Storage;
+  const auto* packed = (const typename Dots::Packed*)packed_queries;
   const int64_t stride = padded(call.size), width = call.width;
   for (int64_t first = 0; first < count; first += kGather) {
     const int64_t lines = count - first < kGather ? count - first : kGather;
@@ -210,16 +242,16 @@ static void relevance_tile(const RelevanceCall& call, const void* packed_queries
       const int64_t line = begin + first + (i < lines ? i : lines - 1);
       pointers[i] = (const Storage*)call.sentences + line * call.row_stride;
     }
-    const Ahead ahead = tile_ahead<T>(call, begin, first);
+    const Ahead ahead = tile_ahead<typename Dots::Element>(call, begin, first);
     float squares[kGather];
     float* to = scores + first * width;
     for (int64_t q = 0; q < call.queries; q += kMostRows) {
       if (q == 0) {
-        relevance_rows<T, true>(call.queries, packed, stride, pointers, call.size, ahead,
-                                width, to, squares);
+        relevance_rows<Dots, true>(call.queries, packed, stride, pointers, call.size, ahead,
+                                   width, to, squares);
       } else {
-        relevance_rows<T, false>(call.queries - q, packed + q * stride, stride, pointers,
-                                 call.size, ahead, width, to + q, squares);
+        relevance_rows<Dots, false>(call.queries - q, packed + q * stride, stride, pointers,
+                                    call.size, ahead, width, to + q, squares);
       }
     }
     for (int64_t i = 0; i < lines; ++i) {
@@ -255,7 +287,9 @@ static void scores_transpose(const float* scores, int64_t count, int64_t width, 
 
 template <class T>
 static constexpr RelevanceKernels relevance_kernels() {
-  return {relevance_packed_bytes, relevance_pack<T>, relevance_scratch_bytes, relevance_tile<T>};
+  using Dots = SingleDots<T>;
+  return {relevance_packed_bytes<Dots>, relevance_pack<T>, relevance_scratch_bytes,
+          relevance_tile<Dots>};
 }
 
 static constexpr ScoreKernels score_kernels() { return {scores_passing, scores_transpose}; }

@@ -1,4 +1,4 @@
-// Matrix products through torch (oneDNN's), and keys and values packed for them.
+// Matrix products, through torch (oneDNN's) or our own, and keys and values packed for them.
 #include "row_blocks.h"
 
 #include <ATen/native/CPUBlas.h>
@@ -22,11 +22,16 @@ void product(int64_t rows, int64_t columns, int64_t inner, const void* a, int64_
                               sizeof(Element) == 2);
 }
 
+template <bool kPairs>
+void release() {
+  at::native::cpublas::brgemm_release(kPairs);
+}
+
 std::string why_no_product() {
   float a[16 * 16] = {}, b[16 * 16] = {}, c[16 * 16];
   try {
     product<float>(16, 16, 16, a, 16, b, 16, c, 16, false);
-    at::native::cpublas::brgemm_release(false);
+    release<false>();
   } catch (const std::exception& error) {
     return error.what();
   }
@@ -65,16 +70,18 @@ bool find_readable(const AttentionCall& call, int64_t row, int64_t kv_head, int6
 
 Engine engine_for(Type type) {
   const int index = static_cast<int>(type);
+  const PrefillKernels& words = kernels().prefill[index];
+  if (type == Type::kBFloat16 && kernels().word_product) {
+    return {&words, kernels().word_product, true, [] {}};
+  }
   if (type == Type::kBFloat16 && at::native::cpublas::could_pack(at::kBFloat16)) {
-    return {&kernels().prefill[index], product<at::BFloat16>, true};
+    return {&words, product<at::BFloat16>, true, release<true>};
   }
   if (type == Type::kFloat16 && at::native::cpublas::could_pack(at::kHalf)) {
-    return {&kernels().prefill[index], product<at::Half>, true};
+    return {&words, product<at::Half>, true, release<true>};
   }
-  return {&kernels().prefill_single[index], product<float>, false};
+  return {&kernels().prefill_single[index], product<float>, false, release<false>};
 }
-
-void Engine::release() const { at::native::cpublas::brgemm_release(pairs); }
 
 const char* products_absent() {
   static const std::string reason = why_no_product();

@@ -16,16 +16,11 @@ constexpr int64_t kLine = 64;  // bytes
 
 inline int64_t round_up(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
 
-// c[rows, columns] (+)= a[rows, inner] b[inner, columns]
-using Product = void (*)(int64_t rows, int64_t columns, int64_t inner, const void* a, int64_t lda,
-                         const void* b, int64_t ldb, float* c, int64_t ldc, bool add);
-
 struct Engine {
   const PrefillKernels* kernel;
   Product product;
-  bool pairs;  // the products read pairs of rows, and hold the core's tiles until released
-
-  void release() const;
+  bool pairs;         // the products read pairs of rows
+  void (*release)();  // what they hold of the core, such as its tiles; when a thread has done all
 };
 
 // Half-precision products where the CPU has them; else of the elements' float32 values.

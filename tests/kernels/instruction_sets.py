@@ -7,7 +7,7 @@ import torch
 
 from radar_kernels import native
 
-NAMES = ("amx", "avx512", "avx2", "baseline")
+NAMES = ("amx", "avx512_bf16", "avx512", "avx2", "baseline")
 SETS = [
     name
     for name in NAMES

@@ -117,6 +117,15 @@ def test_bfloat16_rows_of_any_number(every_set, group, tokens, options):
             assert torch.equal(other, attend(*given, **options))
 
 
+@pytest.mark.parametrize("tokens", [17, 20, 21, 22, 23, 24, 25, 67])
+def test_bfloat16_prompts_of_any_length(every_set, tokens):
+    """Where the products are ours: whole blocks of rows and columns, and what is left of them."""
+    for size, value_size, keys in ((64, 64, 130), (37, 13, 300), (96, 80, tokens)):
+        for group in (1, 3):
+            given = tensors(1, 2 * group, 2, tokens, keys, size, value_size, torch.bfloat16)
+            check(*given, bias=1.5, causal=keys == tokens)
+
+
 @pytest.mark.parametrize("group", [3, 7, 12])
 def test_bfloat16_weights_keep_their_precision(every_set, group):
     """The mean of equal values is that value, whatever the weights are."""

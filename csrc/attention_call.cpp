@@ -140,12 +140,12 @@ AttentionCall bind_attention(const char* name, const Tensor& query, const Tensor
   set_strides(call.query_stride, query);
   set_strides(call.key_stride, key);
   set_strides(call.value_stride, value);
-  TORCH_CHECK(std::isfinite(options.scale), name, ": scale must be finite");
-  TORCH_CHECK(!options.softcap || (*options.softcap > 0.0 && std::isfinite(*options.softcap)),
-              name, ": softcap must be positive");
   call.causal = options.causal;
   call.scale = static_cast<float>(options.scale);
   call.softcap = static_cast<float>(options.softcap.value_or(0.0));
+  TORCH_CHECK(std::isfinite(call.scale), name, ": scale must be finite in float32");
+  TORCH_CHECK(!options.softcap || (call.softcap > 0.0f && std::isfinite(call.softcap)), name,
+              ": softcap must be positive and finite in float32");
   call.target_exact = options.target_exact;
   if (options.window) {
     TORCH_CHECK(options.causal && *options.window > 0, name,

@@ -15,20 +15,6 @@ constexpr int kHalf = W / 2;                // lanes of a VectorL
 constexpr int kRunning = kChunkMaxima / W;  // vectors of a chunk's maxima
 static_assert(kChunkTokens % (kPair * kRunning) == 0 && kChunkMaxima % W == 0, "whole vectors");
 
-// Keeps the compiler from fusing a product with the sum that follows: both round, as in PyTorch,
-// so that equal logits stay equal and cut-offs fall on the same tokens.
-RADAR_INLINE Vector rounded(Vector v) {
-#if defined(__x86_64__)
-  __asm__("" : "+v"(v));
-#elif defined(__aarch64__)
-  __asm__("" : "+w"(v));
-#else
-  volatile Vector kept = v;
-  v = kept;
-#endif
-  return v;
-}
-
 RADAR_INLINE VectorI infinite(Vector v) { return ((VectorI)v & 0x7fffffff) == 0x7f800000; }
 
 // Infinite logits are rules, not measurements: they have no difference to scale.

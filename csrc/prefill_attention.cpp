@@ -128,6 +128,7 @@ void attend_block(const AttentionCall& call, const Layout& layout, const Engine&
                                                          : anchors.second;
       kernel.weights(call, block, tile, adjusted, from, until, factors, hidden,
                      scratch.stats[part], scratch.weights, scratch.values[part]);
+      if (layout.value_width == 0) continue;
       engine.product(rows, layout.value_width, until - from,
                      scratch.weights + from * layout.element_bytes, kBlockKeys,
                      values + (offset + from) * layout.value_width * layout.element_bytes,

@@ -247,7 +247,9 @@ RADAR_INLINE float row_softmax(const float* scores, const float* hidden, float f
   const float point = reference_point(after);
   Vector sum = {}, second = {};
   for (int64_t i = begin; i < end; i += kPair) {
-    Vector a = load(scores + i) * factor - point, b = load(scores + i + W) * factor - point;
+    // Rounded as for the maximum: of huge logits an ulp is many powers of two.
+    Vector a = rounded(load(scores + i) * factor) - point;
+    Vector b = rounded(load(scores + i + W) * factor) - point;
     if (kHidden) {
       a += load(hidden + i);
       b += load(hidden + i + W);
@@ -281,11 +283,14 @@ static inline void find_pairs(const float* factors, int64_t begin, int64_t end,
 // Anchors are few and come in runs: their bias is added to the scores themselves, so that the
 // softmax need not look for it.
 RADAR_INLINE void add_bias(float* scores, const float* factors, const AnchoredPairs& pairs,
-                           float bias) {
+                           float bias, float most) {
+  bias = bias > most ? most : bias < -most ? -most : bias;
   for (int64_t n = 0; n < pairs.count; ++n) {
-    const int64_t i = pairs.at[n];
-    store(scores + i, load(scores + i) + load(factors + i) * bias);
-    store(scores + i + W, load(scores + i + W) + load(factors + i + W) * bias);
+    for (int64_t i = pairs.at[n]; i < pairs.at[n] + kPair; i += W) {
+      const Vector added = load(factors + i) * bias;
+      const Vector least = select(added < -most, broadcast(-most), added);
+      store(scores + i, load(scores + i) + select(least > most, broadcast(most), least));
+    }
   }
 }
 
@@ -299,6 +304,9 @@ static void prefill_weights(const AttentionCall& call, const RowBlock& block,
   const int64_t width = padded(call.value_dim);
   AnchoredPairs pairs;
   if (factors) find_pairs(factors, begin, end, &pairs);
+  // A bias beyond this decides everything, and stays finite when scaled.
+  constexpr float kDecisive = 1e37f;
+  const float most = kDecisive / (scale > 1.0f ? scale : 1.0f);
   for (int64_t r = 0; r < block.rows(); ++r) {
     const int64_t head = block.head + r / block.tokens, token = block.token + r % block.tokens;
     Storage* weights = (Storage*)to + r * kBlockKeys;
@@ -313,7 +321,7 @@ static void prefill_weights(const AttentionCall& call, const RowBlock& block,
     }
     if (pairs.count) {
       const float bias = call.bias[block.batch * call.bias_stride + head];
-      add_bias(scores, factors, pairs, bias / scale);
+      add_bias(scores, factors, pairs, bias / scale, most);
     }
     const int64_t from = first / kPair * kPair, until = padded(last);
     for (int64_t i = from; i < first; ++i) scores[i] = -kInfinity;
@@ -361,6 +369,8 @@ RADAR_INLINE double add_to_log_sum(double sum, double logit) {
   return larger + __builtin_log1p(__builtin_exp(smaller - larger));
 }
 
+RADAR_INLINE float at_most_finite(float x) { return x > kLargest ? kLargest : x; }
+
 template <class T>
 static void prefill_finish(const AttentionCall& call, const RowBlock& block,
                            const float* const* stats, const float* const* values) {
@@ -372,7 +382,7 @@ static void prefill_finish(const AttentionCall& call, const RowBlock& block,
     float sums[2] = {stats[0][r * kPrefillStats], stats[0][r * kPrefillStats + 1]};
     float keep = 1.0f;
     if (call.sinks) {
-      const float sink = call.sinks[row.head] * kLog2E;
+      const float sink = at_most_finite(call.sinks[row.head] * kLog2E);
       const float point = reference_point(sink > sums[0] ? sink : sums[0]);
       keep = exp2_scalar(sums[0] - point);
       sums[1] = sums[1] * keep + exp2_scalar(sink - point);

@@ -34,6 +34,7 @@ struct Pair {
 };
 
 constexpr float kInfinity = __builtin_inff();
+constexpr float kLargest = __FLT_MAX__;
 
 RADAR_INLINE Vector broadcast(float x) { return Vector{} + x; }
 RADAR_INLINE Vector load(const float* p) {
@@ -49,6 +50,19 @@ RADAR_INLINE VectorU load_words(const void* p) {
 }
 RADAR_INLINE Vector select(VectorI condition, Vector yes, Vector no) {
   return condition ? yes : no;
+}
+// Keeps the compiler from fusing a product with the sum that follows: both round, as in PyTorch,
+// so that equal logits stay equal.
+RADAR_INLINE Vector rounded(Vector v) {
+#if defined(__x86_64__)
+  __asm__("" : "+v"(v));
+#elif defined(__aarch64__)
+  __asm__("" : "+w"(v));
+#else
+  volatile Vector kept = v;
+  v = kept;
+#endif
+  return v;
 }
 // The larger of the two; a NaN in x is passed over (it stays in the logits themselves).
 RADAR_INLINE Vector maximum(Vector x, Vector running) { return select(x > running, x, running); }

@@ -47,7 +47,7 @@ def check_numbers(name: str, given: object) -> None:
     """
     if not isinstance(given, Tensor):
         check_number(name, given)
-    elif given.dtype == torch.bool:
+    elif given.dtype == torch.bool or given.is_complex():
         raise ValueError(f"{name} is a tensor of {given.dtype}; expected one of numbers")
 
 

@@ -1,13 +1,13 @@
 """The public function of anchor attention: validates, chooses a backend, runs it."""
 
-import math
-
 import torch
 from torch import Tensor
 
 from radar_kernels.anchor_attention import cpp, reference, sdpa
 from radar_kernels.anchor_attention.arguments import TARGET_MODES, AnchorAttentionArguments
 from radar_kernels.anchor_attention.validation import (
+    LARGEST,
+    SMALLEST,
     check_shapes,
     checked_anchors,
     checked_key_lengths,
@@ -165,9 +165,13 @@ def prepare_anchor_attention(
         scale = size**-0.5
     elif checked:
         check_number("scale", scale)
-        if not math.isfinite(scale):
-            raise ValueError(f"scale is {scale}; expected a finite number, or None for 1/sqrt(D)")
+        if not abs(scale) <= LARGEST:
+            raise ValueError(
+                f"scale is {scale}; expected a finite number of float32, or None for 1/sqrt(D)"
+            )
     if checked:
+        if not isinstance(causal, bool):
+            raise ValueError(f"causal is {causal!r}; expected True or False")
         if window is not None:
             check_integer("window", window)
             if not causal or window < 1:
@@ -176,11 +180,11 @@ def prepare_anchor_attention(
                 )
         if softcap is not None:
             check_number("softcap", softcap)
-            if not 0 < softcap < math.inf:
+            if not SMALLEST <= softcap <= LARGEST:
                 raise ValueError(
-                    f"softcap is {softcap}; expected a positive number, or None for none"
+                    f"softcap is {softcap}; expected a positive number of float32, or None for none"
                 )
-        if target_mode not in TARGET_MODES:
+        if not isinstance(target_mode, str) or target_mode not in TARGET_MODES:
             raise ValueError(f"target_mode is {target_mode!r}; expected 'at_least' or 'exact'")
         if bias is not None and target_mass is not None:
             raise ValueError("bias and target_mass are both given; give one of them")
@@ -216,7 +220,7 @@ def prepare_anchor_attention(
             raise ValueError(
                 f"sinks are {described(sinks)}; expected floating point [{heads}], one a head"
             )
-        if checked and sinks.device.type == "cpu" and not bool((sinks < math.inf).all()):
+        if checked and sinks.device.type == "cpu" and not bool((sinks <= LARGEST).all()):
             raise ValueError(f"sinks are {sinks.tolist()}; expected numbers, or -inf for none")
         sinks = sinks.to(query.device, torch.float32).contiguous()
     return AnchorAttentionArguments(

@@ -1,11 +1,11 @@
 """Anchor attention on CPUs, in C++.
 
 Up to eight query tokens are served by one pass over the keys and values for all query heads of a
-group. More go tile by tile over oneDNN's matrix products (AMX or AVX-512 where the CPU has them),
-with the bias, masks and the softmax fused between them, so that a bias costs nothing beside plain
-attention. In bfloat16 the few tokens use AMX too, in whose products numbers below 2^-126 count as
-0. A row's result depends on that row alone: not on its batch and not on the number of
-threads.
+group. More go tile by tile over matrix products (oneDNN's, or our own where the CPU has AVX512_BF16
+and no AMX), with the bias, masks and the softmax fused between them, so that a bias costs nothing
+beside plain attention. In bfloat16 the few tokens use AMX or AVX512_BF16 too, in whose products
+numbers below 2^-126 count as 0. A row's result depends on that row alone: not on its batch and not
+on the number of threads.
 """
 
 import os
@@ -113,6 +113,9 @@ def attend_at_once(
     try:
         if query.dtype not in _DTYPES or not query.is_cpu:
             return None
+        # The operator's schema would take much for a number.
+        if type(causal) is not bool or not _numbers(scale, softcap, window):
+            return None
         heads = query.shape[1]
         return _attend(
             query,
@@ -137,6 +140,12 @@ def attend_at_once(
 
 
 def _tensor(given: float | Tensor | None, heads: int) -> Tensor | None:
-    if given is None or isinstance(given, Tensor):
+    if given is None or (isinstance(given, Tensor) and given.is_floating_point()):
         return given
+    if not _numbers(given):
+        raise TypeError(f"{given!r} is to be looked at in Python")
     return constant(float(given), heads, torch.device("cpu"))
+
+
+def _numbers(*given: object) -> bool:
+    return all(one is None or type(one) in (int, float) for one in given)

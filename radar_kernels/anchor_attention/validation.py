@@ -7,7 +7,9 @@ from torch import Tensor
 
 from radar_kernels.checks import check_numbers, check_tensors
 
-_LARGEST = torch.finfo(torch.float32).max
+LARGEST = torch.finfo(torch.float32).max
+SMALLEST = torch.finfo(torch.float32).tiny
+_LARGEST_LENGTH = torch.iinfo(torch.int32).max
 # From here on float32 rounds to 1.
 _BELOW_ONE = 1 - 2.0**-25
 
@@ -145,7 +147,7 @@ def _check_values(name: str, rows: list[list[float]]) -> None:
                 f"target_mass is {rows}; expected shares of attention between 0 and 1, both "
                 "excluded, in float32"
             )
-    elif not all(abs(one) <= _LARGEST for row in rows for one in row):
+    elif not all(abs(one) <= LARGEST for row in rows for one in row):
         raise ValueError(
             f"{name} is {rows}; expected finite numbers of float32. Use mask to hide keys "
             "altogether"
@@ -249,6 +251,9 @@ def checked_key_lengths(
             raise ValueError(
                 f"key_lengths are {key_lengths.tolist()}; expected 0 to {keys}, the keys there are"
             )
+    if key_lengths.dtype != torch.int32:
+        # Too many stay too many.
+        key_lengths = key_lengths.clamp(max=_LARGEST_LENGTH)
     if key_lengths.dtype != torch.int32 or key_lengths.device != query.device:
         key_lengths = key_lengths.to(query.device, torch.int32)
     return key_lengths

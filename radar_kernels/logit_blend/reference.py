@@ -18,7 +18,9 @@ def blend(arguments: BlendArguments) -> Tensor:
     """
     full, masked = arguments.full.to(torch.float32), arguments.masked.to(torch.float32)
     strength = arguments.strength[:, None]
-    adjustment = (strength - 1) * (full - masked)
+    # Infinite logits are rules, not measurements: they have no difference to scale.
+    infinite = torch.isinf(full) | torch.isinf(masked)
+    adjustment = (strength - 1) * (full - masked).masked_fill(infinite, 0)
     if arguments.modulated:
         share = torch.softmax(full, -1).clamp_min(1e-6)
         share = share / share.amax(-1, keepdim=True)
@@ -27,9 +29,7 @@ def blend(arguments: BlendArguments) -> Tensor:
     blended = full + adjustment
     if arguments.modulated:
         blended = blended.clamp(-1e3, 1e3)
-    # Infinite logits are rules, not measurements: they have no difference to scale.
-    ruled = torch.isinf(full) | torch.isinf(masked) | (strength == 1)
-    return torch.where(ruled, full, blended)
+    return torch.where(infinite | (strength == 1), full, blended)
 
 
 def sample(arguments: SampleArguments) -> Tensor:

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from radar_kernels.anchor_attention.api import prepare_anchor_attention
 from radar_kernels.anchor_attention.arguments import AnchorAttentionArguments
-from radar_kernels.anchor_attention.validation import described
+from radar_kernels.anchor_attention.validation import described, unit_stride
 from radar_kernels.backends import choose, needs_gradient
 from radar_kernels.checks import check_integer, check_tensors
 from radar_kernels.registration import register
@@ -140,7 +140,7 @@ def prepare_segment_mass(
                     f"segments are {least} to {most}; expected -1 to {num_segments - 1}, "
                     "num_segments - 1"
                 )
-    segments = segments.to(query.device, torch.int64).expand(batch, keys)
+    segments = unit_stride(segments.to(query.device, torch.int64)).expand(batch, keys)
     return SegmentMassArguments(attention, segments, num_segments)
 
 

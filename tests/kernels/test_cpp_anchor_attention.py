@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from radar_kernels import anchor_attention, available_backends, native
+from radar_kernels import anchor_attention, available_backends, native, segment_mass
 from radar_kernels.anchor_attention import cpp
 from radar_kernels.testing import assert_within, attention_oracle
 from tests.kernels.instruction_sets import SETS, instruction_set
@@ -124,6 +124,46 @@ def test_bfloat16_prompts_of_any_length(every_set, tokens):
         for group in (1, 3):
             given = tensors(1, 2 * group, 2, tokens, keys, size, value_size, torch.bfloat16)
             check(*given, bias=1.5, causal=keys == tokens)
+
+
+@pytest.mark.parametrize("tokens", [1, 12])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_largest_of_huge_logits_takes_all(every_set, tokens, dtype):
+    generator = torch.Generator().manual_seed(0)
+    key = (1e10 + 9e10 * torch.rand(40, 1, 3, 1, generator=generator)).to(dtype)
+    key[:, :, 1] *= 2  # no two are equal
+    key[:, :, 2] *= 4
+    value = torch.tensor([1.0, 2.0, 4.0]).to(dtype).view(1, 1, 3, 1).expand_as(key)
+    query = torch.ones(40, 1, tokens, 1, dtype=dtype)
+    out = anchor_attention(query, key, value, scale=1.0, backend="cpp")
+    largest = value.gather(2, key.argmax(2, keepdim=True))
+    assert torch.equal(out, largest.expand_as(out))
+    segments = torch.arange(3, dtype=torch.int32)[None]
+    mass = segment_mass(query, key, segments, 3, scale=1.0, backend="cpp")
+    torch.testing.assert_close(mass[:, 0], (key == key.amax(2, keepdim=True))[:, 0, :, 0].float())
+
+
+@pytest.mark.parametrize("tokens", [1, 12])
+@pytest.mark.parametrize("bias", [torch.finfo(torch.float32).min, -1e30, 1e30, 3e38])
+@pytest.mark.parametrize("scale", [None, 1e-15, 2.0])
+def test_a_huge_bias_decides_everything(every_set, tokens, bias, scale):
+    query, key, value, anchors = tensors(tokens=tokens)
+    for anchored in (anchors, torch.ones_like(anchors), anchors.float()):
+        call = {"bias": bias, "scale": scale, "causal": True}
+        out = anchor_attention(query, key, value, anchored, backend="cpp", **call)
+        expected = anchor_attention(query, key, value, anchored, backend="reference", **call)
+        torch.testing.assert_close(out, expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("tokens", [1, 12])
+def test_values_of_no_size_and_sinks_that_take_all(every_set, tokens):
+    query, key, value, anchors = tensors(tokens=tokens)
+    for options in ({"bias": 1.0}, {"target_mass": 0.5}):
+        out, mass = attend(query, key, value[..., :0], anchors, return_mass=True, **options)
+        assert out.shape == (2, 6, tokens, 0)
+        assert torch.equal(mass, attend(query, key, value, anchors, return_mass=True, **options)[1])
+    out = attend(query, key, value, anchors, bias=1.0, sinks=torch.full((6,), 2.5e38))
+    assert torch.equal(out, torch.zeros_like(out))
 
 
 @pytest.mark.parametrize("group", [3, 7, 12])

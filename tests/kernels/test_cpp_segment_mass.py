@@ -60,6 +60,14 @@ def test_long_rows(every_set, tokens, dtype):
     assert_within(found, expected[..., 1:], 1e-5 * expected[..., 1:] + 1e-9)
 
 
+def test_segments_of_any_stride():
+    query, key = torch.randn(2, 4, 1, 16), torch.randn(2, 2, 7, 16)
+    wide = torch.arange(28).view(2, 14) % 3
+    expected = measure(query, key, wide[:, ::2].contiguous(), 3)
+    for segments in (wide[:, ::2], wide[:, ::2].t().contiguous().t(), wide[:, ::2].int()):
+        assert torch.equal(measure(query, key, segments, 3), expected)
+
+
 @pytest.mark.parametrize("tokens", [3, 40])
 def test_a_row_does_not_depend_on_its_batch_or_the_threads(every_set, tokens):
     query, key = torch.randn(3, 6, tokens, 32), torch.randn(3, 2, 700, 32)

@@ -80,6 +80,15 @@ def test_the_gradient_of_a_blend():
     torch.testing.assert_close(masked.grad, torch.full_like(full, -0.4))
 
 
+@pytest.mark.parametrize("modulated", [False, True])
+def test_the_gradient_is_finite_beside_infinite_logits(modulated):
+    full = torch.tensor([[1.0, -math.inf, 2.0, 0.5]], requires_grad=True)
+    masked = torch.tensor([[0.0, 0.0, 0.5, -math.inf]])
+    blended = blend_logits(full, masked, 2.0, modulated=modulated)
+    (gradient,) = torch.autograd.grad(blended[blended.isfinite()].sum(), full)
+    assert gradient.isfinite().all() and bool((gradient[0, [0, 2]] != 0).all())
+
+
 def warped(scores, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
     """What transformers' own warpers leave, in generate's order."""
     from transformers.generation.logits_process import (

@@ -48,8 +48,8 @@ def relevance_scores(
     """Scores sentences by cosine and by how far away and how long ago they were said.
 
     Args:
-        sentences: ``[S, d]``, embeddings that need not be normalised; floating point, or int8 with ``scales``.
-            Norms are taken in float32: those from 1e-12 to 1e19 are told apart.
+        sentences: ``[S, d]``, embeddings, normalised or not (norms are taken in float32, from 1e-12
+            to 1e19); floating point, or int8 with ``scales``.
         queries: ``[Q, d]``, floating point; taken in the dtype of ``sentences`` (float32 for
             int8).
         sender: integers ``[S]``, the agent that said a sentence, 0 to A - 1.

@@ -7,14 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.report import plotting, save
-from benchmarks.tasks import Growth, run
+from benchmarks.tasks import Growth, ReadBandwidth, run
 
 
 def draw_growth(
     folder: Path,
     growth: Growth,
     rounds: int,
-    read_gb_s: float,
+    read_gb_s: ReadBandwidth,
     announce: Callable[[str], None] = lambda text: None,
     advance: Callable[[], None] = lambda: None,
 ) -> Path:
@@ -24,7 +24,7 @@ def draw_growth(
         folder: where the image goes; made when missing.
         growth: the series.
         rounds: how often each contender goes through a task.
-        read_gb_s: measured read bandwidth, for the floor.
+        read_gb_s: as in `tasks.run`.
         announce: told what is being done.
         advance: called after every task.
 

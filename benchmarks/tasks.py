@@ -16,6 +16,8 @@ from benchmarks.timing import Measurement, interleave, summarise, time_call
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 FLOOR = "floor"
+# GB/s, or what measures them.
+ReadBandwidth = float | Callable[[], float]
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,7 @@ class Met:
 def run(
     builds: Iterable[Build],
     rounds: int,
-    read_gb_s: float,
+    read_gb_s: ReadBandwidth,
     announce: Callable[[str], None] = lambda text: None,
     advance: Callable[[], None] = lambda: None,
 ) -> list[Row]:
@@ -129,7 +131,8 @@ def run(
     Args:
         builds: builders of the tasks, whose tensors are only held while they run.
         rounds: how often each contender goes through all copies.
-        read_gb_s: measured read bandwidth, for the floors.
+        read_gb_s: the read bandwidth, for the floors; or what measures it, in every round anew,
+            since that of a machine that is shared drifts.
         announce: told what is being done.
         advance: called after every task.
 
@@ -198,15 +201,17 @@ def _ratio(bar: Bar, row: Row, rows: Sequence[Row]) -> float | None:
     return None
 
 
-def _rows(task: Task, rounds: int, read_gb_s: float) -> list[Row]:
+def _rows(task: Task, rounds: int, read_gb_s: ReadBandwidth) -> list[Row]:
     verdicts = {name: one.check(one.call(0)) for name, one in task.contenders.items()}
     measurements = {
         name: _measurement(task.contenders[name], task.copies)
         for name, verdict in verdicts.items()
         if verdict.right
     }
+    if task.floor_bytes is not None:
+        measurements[FLOOR] = _reading(task.floor_bytes, read_gb_s)
     samples = interleave(measurements, min(rounds, task.most_rounds or rounds), warm_up=1)
-    floor = None if task.floor_bytes is None else task.floor_bytes / read_gb_s / 1e6
+    floor = summarise(samples[FLOOR][""]).median_ms if FLOOR in samples else None
     rows = []
     for name, verdict in verdicts.items():
         label = Label(task.benchmark, task.work, task.dtype, name)
@@ -215,6 +220,13 @@ def _rows(task: Task, rounds: int, read_gb_s: float) -> list[Row]:
         else:
             rows.append(untimed(label, verdict.text))
     return rows
+
+
+def _reading(size: int, read_gb_s: ReadBandwidth) -> Measurement:
+    def measure() -> Mapping[str, list[float]]:
+        return {"": [size / (read_gb_s() if callable(read_gb_s) else read_gb_s) / 1e9]}
+
+    return measure
 
 
 def _measurement(contender: Contender, copies: int) -> Measurement:

@@ -19,14 +19,7 @@ RADAR_INLINE void pair_values_block(const uint32_t* weights, const uint16_t* val
                                     int64_t count, int64_t part, const uint16_t* next,
                                     const float* correction, float* to, int64_t to_stride) {
   Pair sums[R][B];
-#pragma GCC unroll 4
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-    for (int b = 0; b < B; ++b) {
-      sums[r][b].a = load(to + r * to_stride + b * kPair) * correction[r];
-      sums[r][b].b = load(to + r * to_stride + b * kPair + W) * correction[r];
-    }
-  }
+  load_sums<R, B>(to, to_stride, correction, sums);
   const auto line = [&](int64_t key, int b) {
     if (key >= count) return VectorU{};
     const uint16_t* at = values + key * stride + b * kPair;
@@ -46,14 +39,7 @@ RADAR_INLINE void pair_values_block(const uint32_t* weights, const uint16_t* val
       }
     }
   }
-#pragma GCC unroll 4
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-    for (int b = 0; b < B; ++b) {
-      store(to + r * to_stride + b * kPair, sums[r][b].a);
-      store(to + r * to_stride + b * kPair + W, sums[r][b].b);
-    }
-  }
+  store_sums<R, B>(sums, to, to_stride);
 }
 
 template <int R>
@@ -111,10 +97,6 @@ class PairProducts : public VectorProducts<WordDots> {
 // With more rows multiplying takes longer than memory.
 constexpr int64_t kLeastPairedRows = 5;
 
-static int64_t decode_bf16_scratch_bytes(const AttentionCall& call) {
-  return scratch_bytes<VectorProducts<WordDots>>(call);
-}
-
 static void decode_bf16_chunk(const AttentionCall& call, const KeyChunk& chunk,
                               const KeyChunk* next, float* partial, void* scratch) {
   if (call.rows < kLeastPairedRows) {
@@ -125,7 +107,7 @@ static void decode_bf16_chunk(const AttentionCall& call, const KeyChunk& chunk,
 }
 
 static DecodeKernels decode_bf16_kernels() {
-  return {decode_bf16_scratch_bytes, partial_floats, decode_bf16_chunk, decode_fold,
+  return {scratch_bytes<PairProducts>, partial_floats, decode_bf16_chunk, decode_fold,
           decode_finish<BFloat16>};
 }
 

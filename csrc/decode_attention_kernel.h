@@ -238,6 +238,31 @@ RADAR_INLINE void prefetch_beside(const Storage* tile, int64_t stride, int64_t n
   if (tile && n % kSpareEvery != kSpareEvery - 1) prefetch_key(tile, stride, n, bytes);
 }
 
+// R rows and B pairs of what has been summed, shrunk by each row's correction; and back.
+template <int R, int B>
+RADAR_INLINE void load_sums(const float* from, int64_t stride, const float* correction,
+                            Pair (&sums)[R][B]) {
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+    for (int b = 0; b < B; ++b) {
+      sums[r][b].a = load(from + r * stride + b * kPair) * correction[r];
+      sums[r][b].b = load(from + r * stride + b * kPair + W) * correction[r];
+    }
+  }
+}
+template <int R, int B>
+RADAR_INLINE void store_sums(const Pair (&sums)[R][B], float* to, int64_t stride) {
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+    for (int b = 0; b < B; ++b) {
+      store(to + r * stride + b * kPair, sums[r][b].a);
+      store(to + r * stride + b * kPair + W, sums[r][b].b);
+    }
+  }
+}
+
 // to[r] = to[r] * correction[r] + sum over keys of weights[r][key] * values[key], for R rows and
 // B pairs of the value dimension (`part` elements of one pair if part is not 0). `list` null: the
 // first `count` keys in order. Meanwhile the tile at `next` (or null) is prefetched.
@@ -247,14 +272,7 @@ RADAR_INLINE void values_block(const float* weights, const typename T::Storage* 
                                const typename T::Storage* next, const float* correction,
                                float* to, int64_t to_stride) {
   Pair sums[R][B];
-#pragma GCC unroll 4
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-    for (int b = 0; b < B; ++b) {
-      sums[r][b].a = load(to + r * to_stride + b * kPair) * correction[r];
-      sums[r][b].b = load(to + r * to_stride + b * kPair + W) * correction[r];
-    }
-  }
+  load_sums<R, B>(to, to_stride, correction, sums);
   for (int64_t n = 0; n < count; ++n) {
     const int64_t key = list ? list[n] : n;
     const typename T::Storage* line = values + key * stride;
@@ -270,14 +288,7 @@ RADAR_INLINE void values_block(const float* weights, const typename T::Storage* 
       }
     }
   }
-#pragma GCC unroll 4
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-    for (int b = 0; b < B; ++b) {
-      store(to + r * to_stride + b * kPair, sums[r][b].a);
-      store(to + r * to_stride + b * kPair + W, sums[r][b].b);
-    }
-  }
+  store_sums<R, B>(sums, to, to_stride);
 }
 
 template <class T, int R>

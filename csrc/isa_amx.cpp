@@ -11,13 +11,7 @@
 #define RADAR_ISA_NAME amx
 #define RADAR_ISA_AVX512 1
 #define RADAR_VECTOR_BYTES 64
-#include "simd.h"
-
-#include "attention_epilogue.h"
-#include "dot_rows.h"
-
-#include "decode_attention_kernel.h"
-#include "relevance_kernel.h"
+#include "isa_products.h"
 
 #include "amx_tiles.h"
 

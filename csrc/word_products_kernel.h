@@ -45,7 +45,9 @@ static inline void word_product_columns(int64_t rows, int64_t inner, const uint1
   for (; r + kRows <= rows; r += kRows) {
     word_product_block<kRows, V>(inner, a + r * lda, lda, b, ldb, c + r * ldc, ldc, add);
   }
-  const auto rest = [&](auto block) { block(inner, a + r * lda, lda, b, ldb, c + r * ldc, ldc, add); };
+  const auto rest = [&](auto block) {
+    block(inner, a + r * lda, lda, b, ldb, c + r * ldc, ldc, add);
+  };
   switch (rows - r) {
     case 5: rest(word_product_block<5, V>); break;
     case 4: rest(word_product_block<4, V>); break;

@@ -473,7 +473,7 @@ def test_a_bias_and_its_twin_answer_side_by_side(tiny: Path) -> None:
         ("tiny prompt=64 anchors@50%", "fp32", phase) for phase in ("prefill", "step")
     }
     assert all(len(ratios) == 2 * plan.settings.repeats for ratios in paired.values())
-    assert all(0 < ratio < math.inf for ratios in paired.values() for ratio in ratios)
+    assert all(0.2 < median_interval(ratios)[0] < 5 for ratios in paired.values())
     line = " ".join(order)
     turn = "radar-bias radar-unsteered radar-unsteered radar-bias"
     assert line.count(turn) == plan.settings.repeats

@@ -26,6 +26,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from benchmarks.report import console, print_table
 from radar_kernels.triton_launch import SHARED_BYTES, TARGETS
 
 # Operators that live in the folder of another one.
@@ -204,32 +205,20 @@ def _fields(configuration: Any) -> list[tuple[str, Any]]:
     return list(configuration._asdict().items())
 
 
-def print_table(out: Any, usages: Sequence[Usage]) -> None:
+def print_usages(out: Any, usages: Sequence[Usage]) -> None:
     """Prints one Markdown table.
 
     Args:
         out: a `rich.console.Console`.
         usages: its rows.
     """
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.MARKDOWN)
-    for column in ("operator", "kernel", "target", "setting"):
-        table.add_column(column, no_wrap=True)
-    for column in ("warps", "registers", "spills", "stack B", "shared B", "limit B", ""):
-        table.add_column(column, justify="right", no_wrap=True)
+    rows = []
     for one in usages:
-        numbers = (one.warps, one.registers, one.spills, one.stack, one.shared, one.shared_limit)
-        table.add_row(
-            one.operator,
-            one.kernel,
-            one.target,
-            one.setting,
-            *map(str, numbers),
-            "" if one.fits else "does not fit",
-        )
-    out.print(table)
+        counts = (one.warps, one.registers, one.spills, one.stack, one.shared, one.shared_limit)
+        names = (one.operator, one.kernel, one.target, one.setting)
+        rows.append([*names, *map(str, counts), "" if one.fits else "does not fit"])
+    numbers = ("warps", "registers", "spills", "stack B", "shared B", "limit B", "")
+    print_table(out, ("operator", "kernel", "target", "setting"), rows, numbers)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -241,8 +230,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         0, 1 when a kernel spills or takes too much shared memory, 2 without Triton.
     """
-    from benchmarks.report import console
-
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.compile_report", description=(__doc__ or "").split("\n")[0]
     )
@@ -261,7 +248,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown := sorted(set(asked) - set(known)):
         parser.error(f"--operators {' '.join(unknown)}: expected {', '.join([*known, *FOLDERS])}")
     usages = list(compile_all(dict.fromkeys(asked), parsed.targets))
-    print_table(out, usages)
+    print_usages(out, usages)
     if parsed.json:
         parsed.json.parent.mkdir(parents=True, exist_ok=True)
         rows = [{**dataclasses.asdict(one), "fits": one.fits} for one in usages]

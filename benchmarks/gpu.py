@@ -26,7 +26,7 @@ from torch.nn.functional import normalize, scaled_dot_product_attention
 
 import radar_kernels
 from benchmarks import machine
-from benchmarks.report import console, print_machine
+from benchmarks.report import console, print_machine, print_table
 from benchmarks.rows import Label, Row, ratio, timed, untimed, write_json
 from benchmarks.timing import summarise
 
@@ -612,8 +612,8 @@ def _edit_case(sizes: Sizes, device: str) -> Case:
     )
 
 
-def print_table(out: Any, rows: Sequence[Row], bandwidth: float, baselines: dict[str, str]) -> None:
-    """Prints one Markdown table.
+def print_times(out: Any, rows: Sequence[Row], bandwidth: float, baselines: dict[str, str]) -> None:
+    """Prints one Markdown table, then what was wrong.
 
     Args:
         out: a `rich.console.Console`.
@@ -621,22 +621,16 @@ def print_table(out: Any, rows: Sequence[Row], bandwidth: float, baselines: dict
         bandwidth: GB/s that "of copy" is relative to.
         baselines: work to the provider whose ratio is 1.
     """
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.MARKDOWN)
-    for column in ("work", "dtype", "provider"):
-        table.add_column(column, no_wrap=True)
-    for column in ("cold ms", "p20-p80", "GB/s", "of copy", "graph ms", "ratio", "to"):
-        table.add_column(column, justify="right", no_wrap=True)
     graphs = {(row.work, row.dtype, row.provider): row for row in rows if row.phase == "graph"}
+    table = []
     for row in rows:
         if row.phase:
             continue
         to = baselines.get(row.work, "")
-        graph = graphs.get((row.work, row.dtype, row.provider))
-        table.add_row(row.work, row.dtype, row.provider, *_cells(row, graph, rows, bandwidth, to))
-    out.print(table)
+        key = (row.work, row.dtype, row.provider)
+        table.append([*key, *_cells(row, graphs.get(key), rows, bandwidth, to)])
+    numbers = ("cold ms", "p20-p80", "GB/s", "of copy", "graph ms", "ratio", "to")
+    print_table(out, ("work", "dtype", "provider"), table, numbers)
     for row in rows:
         if row.failed:
             name = f"{row.work} {row.dtype} {row.provider} {row.phase}".strip()
@@ -699,7 +693,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "read_gb_s": round(bandwidth, 1),
     }
     print_machine(out, described)
-    print_table(out, rows, bandwidth, baselines)
+    print_times(out, rows, bandwidth, baselines)
     if parsed.json:
         write_json(parsed.json, described, rows)
     return int(any(row.failed for row in rows))

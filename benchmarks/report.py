@@ -49,13 +49,19 @@ def progress(total: int) -> Iterator[tuple[Callable[[str], None], Callable[[], N
         yield (lambda text: bar.update(task, description=text), lambda: bar.advance(task))
 
 
-def print_table(out: Any, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+def print_table(
+    out: Any,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    numbers: Sequence[str] = (),
+) -> None:
     """Print texts as one Markdown table.
 
     Args:
         out: a `rich.console.Console`.
-        columns: their heads.
-        rows: their cells.
+        columns: the heads of columns of words.
+        rows: their cells, then those of the columns of numbers.
+        numbers: the heads of columns of numbers, which end at the right.
     """
     from rich import box
     from rich.table import Table
@@ -63,6 +69,8 @@ def print_table(out: Any, columns: Sequence[str], rows: Iterable[Sequence[str]])
     table = Table(box=box.MARKDOWN)
     for column in columns:
         table.add_column(column, no_wrap=True)
+    for column in numbers:
+        table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(*row)
     out.print(table)
@@ -76,19 +84,13 @@ def print_rows(out: Any, rows: Sequence[Row], baseline: str | Callable[[str], st
         rows: what to print; work, dtype and provider keep their order.
         baseline: the provider whose ratio is 1.00x, or a function work -> provider.
     """
-    from rich import box
-    from rich.table import Table
-
     phases = list(dict.fromkeys(row.phase for row in rows))
-    table = Table(box=box.MARKDOWN)
-    for column in ("work", "dtype", "provider"):
-        table.add_column(column, no_wrap=True)
+    numbers = []
     for phase in phases:
-        for column in (f"{phase} ms".strip(), "p20-p80", "ratio"):
-            table.add_column(column, justify="right", no_wrap=True)
-        if _has_floor(rows, phase):
-            table.add_column("floor ms", justify="right", no_wrap=True)
+        numbers += [f"{phase} ms".strip(), "p20-p80", "ratio"]
+        numbers += ["floor ms"] * _has_floor(rows, phase)
     by_key = {(row.work, row.dtype, row.provider, row.phase): row for row in rows}
+    table = []
     for work, dtype, provider in dict.fromkeys(key[:3] for key in by_key):
         cells = [work, dtype, provider]
         for phase in phases:
@@ -96,8 +98,8 @@ def print_rows(out: Any, rows: Sequence[Row], baseline: str | Callable[[str], st
             cells += _cells(row, rows, _baseline_of(work, baseline))[
                 : 4 if _has_floor(rows, phase) else 3
             ]
-        table.add_row(*cells)
-    out.print(table)
+        table.append(cells)
+    print_table(out, ("work", "dtype", "provider"), table, numbers)
     out.print("\nchecked before timing:")
     for key in dict.fromkeys((row.provider, row.dtype, row.failed) for row in rows):
         texts = list(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from radar_core.agent_radar import AgentRadar
@@ -18,7 +19,8 @@ __all__ = [
 ]
 
 BIAS = 1.0
-TOP_K = 5
+# How many sentences are anchored, and whether the query is one of them.
+CHOICE: Mapping[str, Any] = {"top_k": 5, "anchor_query": False}
 
 
 def recommended_method() -> AttentionBias:
@@ -61,8 +63,7 @@ def recommended_radar(
         The selector: the five best sentences by attention and titled cosines together, the decays
         of the paper, the query not anchored.
     """
-    selector = recommended_selector(Attention(model, tokenizer), Dense(encoder, title=True))
-    return AgentRadar(topology, selector=selector, top_k=TOP_K, anchor_query=False)
+    return AgentRadar(topology, selector=_selector(model, tokenizer, encoder), **CHOICE)
 
 
 def recommended_policy(model: Any, tokenizer: Any, encoder: Any = None) -> AgentRadarPolicy:
@@ -76,7 +77,9 @@ def recommended_policy(model: Any, tokenizer: Any, encoder: Any = None) -> Agent
     Returns:
         `recommended_radar`'s selection with `recommended_method`, as a policy.
     """
-    selector = recommended_selector(Attention(model, tokenizer), Dense(encoder, title=True))
-    return AgentRadarPolicy(
-        selector=selector, method=recommended_method(), top_k=TOP_K, anchor_query=False
-    )
+    selector = _selector(model, tokenizer, encoder)
+    return AgentRadarPolicy(selector=selector, method=recommended_method(), **CHOICE)
+
+
+def _selector(model: Any, tokenizer: Any, encoder: Any) -> Mentions:
+    return recommended_selector(Attention(model, tokenizer), Dense(encoder, title=True))

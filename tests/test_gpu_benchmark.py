@@ -27,7 +27,7 @@ def test_every_contender_of_every_operator_is_right(capsys: pytest.CaptureFixtur
     providers = {row.provider for row in rows}
     assert providers >= {"radar-sdpa", "radar-reference", "sdpa", "sdpa-mask", "torch"}
     baselines = {case.work: case.baseline for case in gpu.cases(gpu.TINY, "cpu")}
-    gpu.print_table(console(), rows, 100.0, baselines)
+    gpu.print_times(console(), rows, 100.0, baselines)
     table = capsys.readouterr().out
     assert "of copy" in table and table.count("1.00x") >= len(baselines)
     for case in gpu.cases(gpu.TINY, "cpu"):
@@ -80,7 +80,7 @@ def test_a_graph_is_checked_too(capsys: pytest.CaptureFixture[str]) -> None:
     timer.result = timer.result * 0
     bad = gpu.run(iter([case]), timer, 100.0)
     assert bad[1].failed
-    gpu.print_table(console(), bad, 100.0, {case.work: case.baseline})
+    gpu.print_times(console(), bad, 100.0, {case.work: case.baseline})
     assert "failed" in capsys.readouterr().out
 
 

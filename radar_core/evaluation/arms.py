@@ -34,6 +34,19 @@ class Arm:
     others: bool = False
 
 
+def check_set(chosen: str) -> None:
+    """Check that there is such a set of arms.
+
+    Args:
+        chosen: its name; see `arms`.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if chosen not in SETS:
+        raise ValueError(f"--set: arms is {chosen!r}; expected one of {', '.join(SETS)}")
+
+
 def arms(model: Any, chosen: str, question: bool) -> list[Arm]:
     """Return the arms for one set of anchors; those that share a cache follow each other.
 
@@ -51,8 +64,7 @@ def arms(model: Any, chosen: str, question: bool) -> list[Arm]:
     Raises:
         ValueError: there is no such set.
     """
-    if chosen not in SETS:
-        raise ValueError(f"--set: arms is {chosen!r}; expected one of {', '.join(SETS)}")
+    check_set(chosen)
     parts = _parts(model.config.get_text_config(decoder=True).num_hidden_layers)
     answer = _answer_arms(parts, everything=chosen == "all")
     if chosen == "answer":

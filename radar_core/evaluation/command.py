@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib
 import inspect
 import re
 import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -34,7 +35,7 @@ from radar_core.terminal import (
 if TYPE_CHECKING:
     from radar_core.evaluation.experiment import Experiment, Summary
 
-__all__ = ["EXPERIMENTS", "Arguments", "app"]
+__all__ = ["EXPERIMENTS", "Arguments", "Loaded", "app"]
 
 # By name: the module, which has `build(arguments) -> Experiment` and may have
 # `summarise(rows, seed) -> Summary`, and the question that it answers.
@@ -60,29 +61,45 @@ app = typer.Typer(
 )
 
 
-@dataclass(frozen=True)
-class Arguments:
-    """What an experiment is built from.
+class Loaded(NamedTuple):
+    """What takes long to load.
 
     Args:
         model: a transformers causal language model in evaluation mode.
         tokenizer: its tokenizer.
-        model_name: what to call it.
         encoder: the sentence encoder.
+    """
+
+    model: Any
+    tokenizer: Any
+    encoder: Any
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What an experiment is built from.
+
+    An experiment looks at its data and options before it takes the model, so that a mistake in them
+    is told at once.
+
+    Args:
+        load: loads the model, its tokenizer and the encoder; called once, when one is first taken.
         data: the data files.
         limit: measure at most this many items of each file; None for all.
         seed: of everything that is drawn.
         options: the experiment's own options, by name.
     """
 
-    model: Any
-    tokenizer: Any
-    model_name: str
-    encoder: Any
+    load: Callable[[], Loaded]
     data: Sequence[Path] = ()
     limit: int | None = None
     seed: int = 0
     options: Mapping[str, str] = field(default_factory=dict)
+
+    @functools.cached_property
+    def loaded(self) -> Loaded:
+        """The model and what belongs to it."""
+        return self.load()
 
     def options_over(self, defaults: Mapping[str, str]) -> dict[str, str]:
         """Return the options, those that were not given as they are by default.
@@ -200,7 +217,7 @@ def _built(
     seed: int,
     options: Mapping[str, str],
 ) -> tuple[Experiment, runs.Header]:
-    """Load what an experiment needs and build it."""
+    """Build an experiment, and load what it needs."""
     module = _module(name)
     target = chosen_device(device)
     from radar_core import embedded
@@ -208,21 +225,23 @@ def _built(
     def announce(text: str) -> None:
         typer.echo(text, err=True)
 
-    model, tokenizer = embedded.load(
-        None if model_name == SMOLLM2 else model_name,
-        dtype=chosen_dtype(dtype, target),
-        device=target,
-        announce=announce,
-    )
-    short = _short_name(model_name)
-    encoder = embedded.load_encoder(device=target)
-    arguments = Arguments(model, tokenizer, short, encoder, files, limit, seed, options)
+    def load() -> Loaded:
+        model, tokenizer = embedded.load(
+            None if model_name == SMOLLM2 else model_name,
+            dtype=chosen_dtype(dtype, target),
+            device=target,
+            announce=announce,
+        )
+        return Loaded(model, tokenizer, embedded.load_encoder(device=target))
+
+    arguments = Arguments(load, files, limit, seed, options)
     experiment = module.build(arguments)
+    model = arguments.loaded.model
     header = runs.Header(
         experiment.name,
         experiment.settings,
         {
-            "name": short,
+            "name": _short_name(model_name),
             "fingerprint": _fingerprint(model),
             "dtype": str(model.dtype).removeprefix("torch."),
             "device": target.type,

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from radar_core.discussion.model import Model
 from radar_core.evaluation.experiment import Plot, Row, Summary, Table
+from radar_core.evaluation.options import names, number, whole_number
 from radar_core.evaluation.scenarios import SCENARIOS, Scenario, ScriptedAgent
 from radar_core.evaluation.statistics import Interval, mean_interval, paired, welch
 from radar_core.methods import AttentionBias, Method
@@ -217,25 +218,25 @@ def build(arguments: Arguments) -> Dacs:
     from radar_core.discussion.steered_model import SteeredModel
 
     options = arguments.options_over(OPTIONS)
-    method = _upper_third(arguments.model, float(options["bias"]))
+    scenarios = names("scenarios", options["scenarios"], SCENARIOS)[: arguments.limit]
+    arms = names("arms", options["arms"], MODES)
+    trials, max_new_tokens, budget = (
+        whole_number(name, options[name]) for name in ("trials", "max_new_tokens", "budget")
+    )
+    bias = number("bias", options["bias"])
+    model, tokenizer, _ = arguments.loaded
+    method = _upper_third(model, bias)
     return Dacs(
-        SteeredModel(arguments.model, arguments.tokenizer, method),
-        arguments.tokenizer,
-        _chosen("scenarios", options["scenarios"], SCENARIOS)[: arguments.limit],
-        _chosen("arms", options["arms"], {mode: mode for mode in MODES}),
-        int(options["trials"]),
-        int(options["max_new_tokens"]),
-        int(options["budget"]),
+        SteeredModel(model, tokenizer, method),
+        tokenizer,
+        [SCENARIOS[name] for name in scenarios],
+        [mode for mode in MODES if mode in arms],
+        trials,
+        max_new_tokens,
+        budget,
         method,
         arguments.seed,
     )
-
-
-def _chosen(name: str, wanted: str, known: Mapping[str, Any]) -> list[Any]:
-    names = list(known) if wanted == "all" else [part.strip() for part in wanted.split(",")]
-    if unknown := [part for part in names if part not in known]:
-        raise ValueError(f"{name}: no {unknown[0]!r}; expected all or some of {', '.join(known)}")
-    return [known[part] for part in names]
 
 
 def _upper_third(model: Any, bias: float) -> AttentionBias:

@@ -41,12 +41,13 @@ from radar_core.evaluation.discussion_tasks import (
 )
 from radar_core.evaluation.discussions_summary import PLAIN, STEERED
 from radar_core.evaluation.experiment import Row, Summary
+from radar_core.evaluation.options import names, whole_number, yes_or_no
 from radar_core.policies.agent_radar import AgentRadarPolicy
 from radar_core.policies.compaction import Compaction
 from radar_core.policies.full import FullContext
 from radar_core.policies.policy import Policy
 from radar_core.policies.rcr import RCRRouter
-from radar_core.recommended import TOP_K, recommended_method, recommended_policy
+from radar_core.recommended import CHOICE, recommended_method, recommended_policy
 from radar_core.schedule import Schedule
 from radar_core.topology import Topology
 
@@ -129,19 +130,7 @@ class Discussions:
     name: ClassVar[str] = "discussion"
 
     def __post_init__(self) -> None:
-        unknown = [arm for arm in self.arms if arm not in ARMS]
-        if unknown or PLAIN not in self.arms:
-            raise ValueError(
-                f"arms is {', '.join(self.arms)}; expected {PLAIN} and any of {', '.join(ARMS[1:])}"
-            )
-        if self.schedule not in SCHEDULES:
-            raise ValueError(
-                f"schedule is {self.schedule!r}; expected one of {', '.join(SCHEDULES)}"
-            )
-        if any(arm in LEARNED for arm in self.arms) and not self.training:
-            raise ValueError(
-                f"{' and '.join(LEARNED)} need items to learn on; set aside some by --set train=10"
-            )
+        _check(self.arms, self.schedule, self.training)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -248,12 +237,7 @@ class Discussions:
         """Every policy by its arm's name, each with embeddings of its own."""
         built: dict[str, Callable[[], Policy]] = {
             PLAIN: FullContext,
-            RADAR: lambda: AgentRadarPolicy(
-                self.encoder,
-                method=recommended_method(),
-                top_k=TOP_K,
-                anchor_query=False,
-            ),
+            RADAR: lambda: AgentRadarPolicy(self.encoder, method=recommended_method(), **CHOICE),
             ATTENTION: lambda: recommended_policy(self.model, self.tokenizer, self.encoder),
             PAPER: lambda: AgentRadarPolicy.paper(self.encoder),
             "rcr": lambda: RCRRouter(self.encoder, tokenizer=self.tokenizer),
@@ -338,7 +322,7 @@ def build(arguments: Arguments) -> Discussions:
     if not arguments.data:
         raise ValueError("--data: expected at least one file of questions, problems or choices")
     numbers = {
-        name: _number(name, options[name], least)
+        name: whole_number(name, options[name], least)
         for name, least in (
             ("agents", 2),
             ("rounds", 1),
@@ -348,8 +332,8 @@ def build(arguments: Arguments) -> Discussions:
         )
     }
     train = numbers.pop("train")
-    if options["fixed_length"] not in ("yes", "no"):
-        raise ValueError(f"--set: fixed_length is {options['fixed_length']!r}; expected yes or no")
+    fixed_length = yes_or_no("fixed_length", options["fixed_length"])
+    chosen = tuple(names("arms", options["arms"], ARMS))
     tasks: list[Item] = []
     training: list[Item] = []
     for path in arguments.data:
@@ -357,14 +341,13 @@ def build(arguments: Arguments) -> Discussions:
         training += loaded[:train]
         end = None if arguments.limit is None else train + arguments.limit
         tasks += loaded[train:end]
+    _check(chosen, options["schedule"], training)
     return Discussions(
-        arguments.model,
-        arguments.tokenizer,
-        arguments.encoder,
+        *arguments.loaded,
         tasks,
-        tuple(name.strip() for name in options["arms"].split(",") if name.strip()),
+        chosen,
         schedule=options["schedule"],
-        fixed_length=options["fixed_length"] == "yes",
+        fixed_length=fixed_length,
         training=training,
         seed=arguments.seed,
         **numbers,
@@ -393,7 +376,15 @@ def _load(path: Path) -> Sequence[Item]:
     return load_problems(path) if "problem" in fields else load_questions(path)
 
 
-def _number(name: str, text: str, least: int) -> int:
-    if not text.isdecimal() or int(text) < least:
-        raise ValueError(f"--set: {name} is {text!r}; expected a whole number of at least {least}")
-    return int(text)
+def _check(arms: Sequence[str], schedule: str, training: Sequence[Item]) -> None:
+    """Check what `Discussions` refuses, for which there need be no model yet."""
+    if set(arms) - set(ARMS) or PLAIN not in arms:
+        raise ValueError(
+            f"arms is {', '.join(arms)}; expected {PLAIN} and any of {', '.join(ARMS[1:])}"
+        )
+    if schedule not in SCHEDULES:
+        raise ValueError(f"schedule is {schedule!r}; expected one of {', '.join(SCHEDULES)}")
+    if set(arms) & set(LEARNED) and not training:
+        raise ValueError(
+            f"{' and '.join(LEARNED)} need items to learn on; set aside some by --set train=10"
+        )

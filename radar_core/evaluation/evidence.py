@@ -27,12 +27,13 @@ from radar_core.anchors import (
     render_text,
 )
 from radar_core.evaluation import evidence_summary
-from radar_core.evaluation.arms import UNSTEERED, Arm, arms
+from radar_core.evaluation.arms import UNSTEERED, Arm, arms, check_set
 from radar_core.evaluation.conversation import SOLVER, Reported, report
 from radar_core.evaluation.datasets import load_conflicts, load_questions
 from radar_core.evaluation.experiment import Row, Summary
 from radar_core.evaluation.items import Conflict, Question
 from radar_core.evaluation.metrics import f1
+from radar_core.evaluation.options import names, whole_number, yes_or_no
 from radar_core.evaluation.scoring import Scored, Scorer
 from radar_core.evaluation.selectors import available_selectors
 from radar_core.methods import NoSteering
@@ -303,48 +304,27 @@ def build(arguments: Arguments) -> Evidence:
             conflicts += load_conflicts(path)[: arguments.limit]
         else:
             questions += load_questions(path)[: arguments.limit]
-    names = [name.strip() for name in options["anchors"].split(",") if name.strip()]
-    if options["replies"] not in ("yes", "no"):
-        raise ValueError(f"--set: replies is {options['replies']!r}; expected yes or no")
-    experiment = Evidence(
-        arguments.model,
-        arguments.tokenizer,
+    # Of each kind there is one, whose work is then shared.
+    selectors: dict[str, Callable[[], Any]] = {GOLD: lambda: None, **available_selectors(arguments)}
+    anchors = names("anchors", options["anchors"], selectors)
+    check_set(options["arms"])
+    top_k = whole_number("top_k", options["top_k"])
+    reply_tokens = whole_number("reply_tokens", options["reply_tokens"])
+    replies = yes_or_no("replies", options["replies"])
+    return Evidence(
+        arguments.loaded.model,
+        arguments.loaded.tokenizer,
         questions,
         conflicts,
-        _selectors(names, arguments),
+        {name: selectors[name]() for name in anchors},
         options["arms"],
-        _count("top_k", options["top_k"]),
-        _count("reply_tokens", options["reply_tokens"]) * (options["replies"] == "yes"),
+        top_k,
+        reply_tokens * replies,
         arguments.seed,
     )
-    arms(arguments.model, experiment.arm_set, question=True)  # raises before anything runs
-    return experiment
 
 
 # -- steps -----------------------------------------------------------------------------------------
-
-
-def _selectors(names: Sequence[str], arguments: Arguments) -> dict[str, Any]:
-    """Return the selectors of the given names; of each kind one, whose work is then shared.
-
-    Raises:
-        ValueError: there is none of such a name, or none is named.
-    """
-    known: dict[str, Callable[[], Any]] = {
-        GOLD: lambda: None,
-        **available_selectors(arguments),
-    }
-    unknown = [name for name in names if name not in known]
-    if unknown or not names:
-        what = ", ".join(map(repr, unknown)) or "empty"
-        raise ValueError(f"--set: anchors is {what}; expected some of {', '.join(known)}")
-    return {name: known[name]() for name in names}
-
-
-def _count(name: str, text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise ValueError(f"--set: {name} is {text!r}; expected a whole number of at least 1")
-    return int(text)
 
 
 def _holds_conflicts(path: Path) -> bool:

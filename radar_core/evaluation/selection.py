@@ -23,6 +23,7 @@ from radar_core.evaluation.conversation import SOLVER, Reported, report
 from radar_core.evaluation.datasets import load_questions
 from radar_core.evaluation.experiment import Plot, Row, Summary, Table
 from radar_core.evaluation.items import Question
+from radar_core.evaluation.options import names, number, whole_number
 from radar_core.evaluation.selectors import available_selectors
 from radar_core.evaluation.statistics import (
     area_under_curve,
@@ -235,36 +236,17 @@ def build(arguments: Arguments) -> Selection:
     questions = [
         question for path in arguments.data for question in load_questions(path)[: arguments.limit]
     ]
-    return Selection(
-        _selectors(options["selectors"], arguments),
-        questions,
-        Placement(
-            int(_number("farthest", options, whole=True)),
-            int(_number("rounds", options, whole=True)),
-            arguments.seed,
-        ),
-        _number(SPATIAL, options),
-        _number(TEMPORAL, options),
+    known = available_selectors(arguments)
+    wanted = names("selectors", options["selectors"], known)
+    placement = Placement(
+        whole_number("farthest", options["farthest"]),
+        whole_number("rounds", options["rounds"]),
         arguments.seed,
     )
-
-
-def _selectors(names: str, arguments: Arguments) -> dict[str, Selector]:
-    known = available_selectors(arguments)
-    wanted = [name.strip() for name in names.split(",") if name.strip()]
-    if not wanted or set(wanted) - known.keys():
-        raise ValueError(
-            f"--set: selectors is {names!r}; expected some of {', '.join(known)}, by commas"
-        )
-    return {name: known[name]() for name in wanted}
-
-
-def _number(name: str, options: Mapping[str, str], whole: bool = False) -> float:
-    try:
-        return int(options[name]) if whole else float(options[name])
-    except ValueError:
-        what = "whole number" if whole else "number"
-        raise ValueError(f"--set: {name} is {options[name]!r}; expected a {what}") from None
+    spatial, temporal = (number(name, options[name]) for name in (SPATIAL, TEMPORAL))
+    Decay(spatial, temporal)  # refuses what is no decay before anything is loaded
+    selectors = {name: known[name]() for name in wanted}
+    return Selection(selectors, questions, placement, spatial, temporal, arguments.seed)
 
 
 def _unused(name: str, taken: Sequence[str]) -> str:

@@ -47,7 +47,7 @@ def available_selectors(arguments: Arguments) -> dict[str, Callable[[], Selector
     """Return what builds each selector that there is.
 
     They share an encoder's embeddings and a reading of the prompt, so that sentences are embedded
-    and prompts read once.
+    and prompts read once. Nothing is loaded before one is built.
 
     Args:
         arguments: of the command line, for its model, tokenizer, encoder and seed.
@@ -55,20 +55,26 @@ def available_selectors(arguments: Arguments) -> dict[str, Callable[[], Selector
     Returns:
         By name, a function that builds the selector.
     """
-    relevance = Relevance(arguments.encoder)
-    titled = Dense(relevance, title=True)
+
+    @functools.cache
+    def relevance() -> Relevance:
+        return Relevance(arguments.loaded.encoder)
+
+    @functools.cache
+    def titled() -> Dense:
+        return Dense(relevance(), title=True)
 
     @functools.cache
     def attention() -> Attention:
-        return Attention(arguments.model, arguments.tokenizer)
+        return Attention(arguments.loaded.model, arguments.loaded.tokenizer)
 
     return {
-        "dense": lambda: Dense(relevance),
-        "dense-title": lambda: titled,
+        "dense": lambda: Dense(relevance()),
+        "dense-title": titled,
         "lexical": Lexical,
         "lexical-title": lambda: Lexical(title=True),
         "attention": attention,
-        "combined": lambda: Combined([attention(), titled]),
-        "recommended": lambda: recommended_selector(attention(), titled),
+        "combined": lambda: Combined([attention(), titled()]),
+        "recommended": lambda: recommended_selector(attention(), titled()),
         "random": lambda: Chance(arguments.seed),
     }

@@ -9,10 +9,16 @@ from typing import Any
 import pytest
 
 from radar_core import embedded
+from radar_core.evaluation.command import Loaded
 from tests.models.tiny import babbler
 
 TOPICS = ("harbour", "castle", "orchard", "railway", "library", "lighthouse", "windmill", "museum")
 SECRET = "zanzibar"
+
+
+def unloaded() -> Loaded:
+    """Stand where a model would be loaded and must not: options are looked at before."""
+    raise AssertionError("the model was loaded although an option is wrong")
 
 
 @pytest.fixture(scope="session")

@@ -179,8 +179,8 @@ def test_ctrl_c_says_how_to_go_on(
         (["--model", "/none/such.gguf"], "--model: no file '/none/such.gguf'"),
     ],
 )
-def test_mistakes_are_said_in_one_line(words: list[str], expected: str):
-    error = refused(run("evidence", *words))
+def test_mistakes_are_said_in_one_line(words: list[str], expected: str, questions_file: Path):
+    error = refused(run("evidence", "--data", str(questions_file), *words))
     assert expected in error or expected.removeprefix("--") in error
 
 

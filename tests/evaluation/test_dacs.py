@@ -9,11 +9,12 @@ from dataclasses import replace
 import pytest
 
 from radar_core.discussion.model import Answer
-from radar_core.evaluation.command import Arguments
+from radar_core.evaluation.command import Arguments, Loaded
 from radar_core.evaluation.dacs import MODES, Dacs, build, play, summarise
 from radar_core.evaluation.scenarios import SCENARIOS, Scenario, ScriptedAgent, Step
 from radar_core.methods import AttentionBias
 from radar_core.policies.dacs import Orchestrator
+from tests.evaluation.conftest import unloaded
 
 
 class Words:
@@ -169,7 +170,7 @@ def test_plots_draw():
 
 
 def arguments(smollm2, **options):
-    return Arguments(*smollm2, "smollm2", None, limit=1, options=options)
+    return Arguments(lambda: Loaded(*smollm2, None), limit=1, options=options)
 
 
 def test_it_is_built_from_the_command_lines_arguments(smollm2):
@@ -178,10 +179,22 @@ def test_it_is_built_from_the_command_lines_arguments(smollm2):
     assert made.arms == ["focus", "soft"]
     assert made.method == AttentionBias(1.5, layers=tuple(range(20, 30)), queries="generated")
     json.dumps(made.settings)
-    with pytest.raises(ValueError, match="no 'wide'"):
-        build(arguments(smollm2, arms="wide"))
-    with pytest.raises(ValueError, match="no option colour"):
-        build(arguments(smollm2, colour="red"))
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"arms": "wide"}, "arms is 'wide'; expected some of focus"),
+        ({"scenarios": "museum_n3, zoo"}, "scenarios is 'zoo'; expected some of"),
+        ({"colour": "red"}, "no option colour"),
+        ({"trials": "some"}, "trials is 'some'; expected a whole number"),
+        ({"budget": "0"}, "budget is '0'; expected a whole number of at least 1"),
+        ({"bias": "much"}, "bias is 'much'; expected a number"),
+    ],
+)
+def test_unusable_options_are_refused(options, expected):
+    with pytest.raises(ValueError, match=expected):
+        build(Arguments(unloaded, options=options))
 
 
 def test_the_real_model_is_steered_towards_the_focus(smollm2):

@@ -11,10 +11,12 @@ import pytest
 
 from radar_core.discussion import Discussion
 from radar_core.evaluation import discussions
+from radar_core.evaluation.command import Arguments, Loaded
 from radar_core.evaluation.discussion_tasks import parse_answer, score, task_for, work
 from radar_core.evaluation.discussions import ARMS, Discussions, build
 from radar_core.evaluation.discussions_summary import STEERED, summarise
 from radar_core.evaluation.items import Choice, Paragraph, Problem, Question
+from tests.evaluation.conftest import unloaded
 from tests.models.tiny import SHAPE, tiny_model
 
 QUESTION = Question(
@@ -222,24 +224,6 @@ def test_the_picture_can_be_drawn():
     assert [text.get_text() for text in axes.texts] == ["full", "agent-radar"]
 
 
-def arguments(small, data, **options):
-    def options_over(defaults):
-        assert set(options) <= set(defaults)
-        return {**defaults, **options}
-
-    return SimpleNamespace(
-        model=small.model,
-        tokenizer=small.tokenizer,
-        model_name="small",
-        encoder=Encoder(),
-        data=data,
-        limit=1,
-        seed=3,
-        options=options,
-        options_over=options_over,
-    )
-
-
 def write(path: Path, *records):
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     return path
@@ -255,7 +239,9 @@ def test_files_of_every_kind_are_taken_and_some_items_set_aside(small, tmp_path)
         for n in range(4)
     ]
     files = [write(tmp_path / "p.jsonl", *problems), write(tmp_path / "c.jsonl", *choices)]
-    built = build(arguments(small, files, train="2", agents="6", arms="full,debate"))
+    options = {"train": "2", "agents": "6", "arms": "full,debate"}
+    loaded = Loaded(small.model, small.tokenizer, Encoder())
+    built = build(Arguments(lambda: loaded, files, 1, 3, options))
     assert [
         item.problem if isinstance(item, Problem) else item.question for item in built.tasks
     ] == [
@@ -271,19 +257,19 @@ def test_files_of_every_kind_are_taken_and_some_items_set_aside(small, tmp_path)
     ("options", "message"),
     [
         (dict(arms="agent-radar"), "expected full and any of"),
-        (dict(arms="full,unknown"), "arms is full, unknown"),
+        (dict(arms="full,unknown"), "arms is 'unknown'"),
         (dict(agents="1"), "agents is '1'"),
         (dict(schedule="ring"), "schedule is 'ring'"),
         (dict(fixed_length="maybe"), "fixed_length is 'maybe'"),
         (dict(arms="full,agent-prune"), "need items to learn on"),
     ],
 )
-def test_unusable_options_are_refused(small, tmp_path, options, message):
+def test_unusable_options_are_refused(tmp_path, options, message):
     file = write(
         tmp_path / "p.jsonl",
         {"problem": "What is 1?", "solution": "", "answer": "1", "subject": "A", "level": 1},
     )
     with pytest.raises(ValueError, match=message):
-        build(arguments(small, [file], **options))
+        build(Arguments(unloaded, [file], options=options))
     with pytest.raises(ValueError, match="at least one file"):
-        build(arguments(small, []))
+        build(Arguments(unloaded))

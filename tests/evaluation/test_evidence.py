@@ -14,19 +14,21 @@ import torch
 from radar_core.anchors import render_chat, render_text
 from radar_core.demo import answer_probability
 from radar_core.evaluation.arms import APPENDED, UNSTEERED, arms
-from radar_core.evaluation.command import Arguments
+from radar_core.evaluation.command import Arguments, Loaded
 from radar_core.evaluation.conversation import report
 from radar_core.evaluation.evidence import INSTRUCTION, Evidence, build
 from radar_core.methods import SPA, AttentionBias
 from tests.core.test_cli import Words
-from tests.evaluation.conftest import SECRET, TOPICS, conflict, question, write
+from tests.evaluation.conftest import SECRET, TOPICS, conflict, question, unloaded, write
 
 
 @pytest.fixture
 def arguments(model: Any, tokenizer: Any, questions_file: Path, conflicts_file: Path) -> Any:
-    def make(*data: Path, limit: int | None = 2, **options: str) -> Arguments:
-        files = data or (questions_file, conflicts_file)
-        return Arguments(model, tokenizer, "tiny", Words(), files, limit, 5, options)
+    def load() -> Loaded:
+        return Loaded(model, tokenizer, Words())
+
+    def make(*data: Path, load: Any = load, limit: int | None = 2, **options: str) -> Arguments:
+        return Arguments(load, data or (questions_file, conflicts_file), limit, 5, options)
 
     return make
 
@@ -232,14 +234,15 @@ def test_a_conflict_that_does_not_hold_its_fact_is_refused(arguments: Any, tmp_p
         ({"anchors": "gold, best"}, "anchors is 'best'; expected some of gold, dense"),
         ({"anchors": " "}, "anchors is empty"),
         ({"top_k": "0"}, "top_k is '0'; expected a whole number"),
+        ({"reply_tokens": "x"}, "reply_tokens is 'x'; expected a whole number"),
         ({"replies": "maybe"}, "replies is 'maybe'; expected yes or no"),
     ],
 )
 def test_bad_options_are_refused(options: dict[str, str], expected: str, arguments: Any):
     with pytest.raises(ValueError, match=expected):
-        build(arguments(**options))
+        build(arguments(load=unloaded, **options))
 
 
-def test_no_data_is_refused(model: Any, tokenizer: Any):
+def test_no_data_is_refused():
     with pytest.raises(ValueError, match="--data: expected at least one file"):
-        build(Arguments(model, tokenizer, "tiny", Words()))
+        build(Arguments(unloaded))

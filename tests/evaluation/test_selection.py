@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from radar_core.evaluation.command import Arguments, Loaded
 from radar_core.evaluation.conversation import SOLVER, report
 from radar_core.evaluation.items import Paragraph, Question
 from radar_core.evaluation.selection import (
@@ -19,6 +20,7 @@ from radar_core.evaluation.selection import (
     summarise,
 )
 from radar_core.evaluation.selectors import Chance
+from tests.evaluation.conftest import unloaded
 
 
 def question(number=0, relay=False):
@@ -171,7 +173,7 @@ def test_plots_draw_every_selector():
         assert {line.get_label().split(":")[0] for line in axes.get_lines()} == {"half", "right"}
 
 
-def arguments(tmp_path, smollm2, encoder=None, **options):
+def arguments(tmp_path, load, **options):
     lines = [
         {
             "id": item.id,
@@ -193,26 +195,14 @@ def arguments(tmp_path, smollm2, encoder=None, **options):
     path = tmp_path / "hotpotqa.jsonl"
     path.write_text("\n".join(map(json.dumps, lines)))
 
-    def options_over(defaults):
-        return {**defaults, **options}
-
-    return SimpleNamespace(
-        model=smollm2.model,
-        tokenizer=smollm2.tokenizer,
-        model_name="smollm2",
-        encoder=encoder,
-        data=[path],
-        limit=1,
-        seed=3,
-        options=options,
-        options_over=options_over,
-    )
+    return Arguments(load, [path], 1, 3, options)
 
 
 def test_it_is_built_from_the_command_line_and_runs(tmp_path, smollm2):
     from radar_core.embedded import load_encoder
 
-    experiment = build(arguments(tmp_path, smollm2, load_encoder(), farthest="2"))
+    loaded = Loaded(*smollm2, load_encoder())
+    experiment = build(arguments(tmp_path, lambda: loaded, farthest="2"))
     assert experiment.placement == Placement(2, 4, 3) and len(experiment.items()) == 1
     ((_, item),) = experiment.items()
     rows = list(experiment.measure(item))
@@ -237,13 +227,14 @@ def test_chance_looks_at_nothing_and_repeats_itself():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"selectors": "dense,magic"}, "selectors is 'dense,magic'"),
+        ({"selectors": "dense,magic"}, "selectors is 'magic'"),
         ({"selectors": ","}, "expected some of dense"),
         ({"farthest": "two"}, "farthest is 'two'; expected a whole number"),
         ({"farthest": "0"}, "at least 1"),
         ({"spatial_decay": "high"}, "spatial_decay is 'high'; expected a number"),
+        ({"temporal_decay": "2"}, "temporal_decay"),
     ],
 )
-def test_malformed_options(tmp_path, smollm2, options, message):
+def test_malformed_options(tmp_path, options, message):
     with pytest.raises(ValueError, match=message):
-        build(arguments(tmp_path, smollm2, **options))
+        build(arguments(tmp_path, unloaded, **options))

@@ -13,7 +13,6 @@ import torch
 from radar_core import AttentionBias
 from radar_core.discussion import Answer
 from radar_core.embedded import ENCODER_PACKAGE, MODEL_PACKAGE
-from tests.models.tiny import prompts, tiny_model
 
 FOLDER = Path(__file__).parent.parent
 
@@ -41,39 +40,41 @@ def radar(command, folder):
     )
 
 
-def test_the_library_example(smollm2, capsys):
-    assert len(SNIPPETS[0].splitlines()) <= 12
-    exec(SNIPPETS[0], {})
-    chosen, reply = capsys.readouterr().out.split("\n", 1)
-    said = re.search(r"# (.+)", SNIPPETS[0])
+def test_the_examples_run_from_top_to_bottom(capsys, tmp_path, monkeypatch):
+    """As a reader types them, in one session."""
+    monkeypatch.chdir(tmp_path)
+    session: dict = {}
+
+    def printed(snippet):
+        exec(snippet, session)
+        return capsys.readouterr().out
+
+    library, mask, recommended, discussion, keys = SNIPPETS
+    assert len(library.splitlines()) <= 12
+    chosen, reply = printed(library).split("\n", 1)
+    said = re.search(r"# (.+)", library)
     assert said and chosen == said[1]
     assert "40,000" in reply
 
+    printed(mask)
+    model, tokenizer, inputs = session["model"], session["tokenizer"], session["inputs"]
+    prompt = inputs.input_ids.shape[1]
+    anchored = tokenizer.decode(inputs.input_ids[0][session["mask"][0]])
+    assert anchored == "The budget is 40,000 euros."
+    assert "40,000" in tokenizer.decode(session["out"][0, prompt:])
+    with AttentionBias(2.0).applied_to(model, anchors=session["mask"]):
+        assert torch.equal(session["out"], model.generate(**inputs, max_new_tokens=8))
 
-def test_the_mask_example():
-    model, inputs = tiny_model("Llama"), prompts([20], [[5, 6]])
-    mask = inputs.pop("anchors")
-    inputs |= {"do_sample": False}
-    names = {"AttentionBias": AttentionBias, "model": model, "mask": mask, "inputs": inputs}
-    exec(SNIPPETS[1], names)
-    with AttentionBias(2.0).applied_to(model, anchors=mask):
-        assert torch.equal(names["out"], model.generate(**inputs, max_new_tokens=64))
-
-
-def test_the_keys_example(smollm2, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    exec(SNIPPETS[4], {"model": smollm2.model, "tokenizer": smollm2.tokenizer})
-    assert "anchors' share before" in capsys.readouterr().out
+    assert "40,000" in printed(recommended)
+    assert re.fullmatch(r"\d\d+ characters reached me\.\n", printed(discussion))
+    assert "anchors' share before" in printed(keys)
 
 
-def test_the_recommended_example(smollm2, capsys):
-    exec(SNIPPETS[2], {"model": smollm2.model, "tokenizer": smollm2.tokenizer})
-    assert "40,000" in capsys.readouterr().out
-
-
-def test_the_discussion_example(capsys):
-    exec(SNIPPETS[3], {})
-    assert re.fullmatch(r"\d\d+ characters reached me\.\n", capsys.readouterr().out)
+def test_the_method_to_begin_with_is_one(smollm2):
+    (begun,) = re.findall(r"`(AttentionBias\(2\.0, layers=[^`]*)`", README)
+    method = eval(begun, {"AttentionBias": AttentionBias})
+    layers = smollm2.model.config.num_hidden_layers
+    assert tuple(method.layers) == tuple(range(layers - layers // 3, layers)) and layers == 30
 
 
 def test_the_examples_of_discussions(smollm2, capsys, tmp_path, monkeypatch):

@@ -38,7 +38,7 @@ from radar_core.methods.two_branch import TwoBranch
 # Names of the models' steered attention: a model compiled under one is found compiled again.
 _names = itertools.count()
 _named: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-_steered: weakref.WeakKeyDictionary[Any, tuple[int, Method]] = weakref.WeakKeyDictionary()
+_steered: weakref.WeakKeyDictionary[Any, Claim] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 # Kinds of layers that carry what they read on in a state, and that mix tokens beside attention.
 STATEFUL_LAYERS = {"linear_attention", "mamba", "hybrid", "hybrid_sliding"}
@@ -100,25 +100,33 @@ class Attachment(AbstractContextManager[Steering]):
         self.method = method
         self.anchors = anchors
         self.measure = measure
-        self._undo = Undo()
-        self._forgotten = weakref.finalize(self, self._undo.run)
-        self._steering: Steering | None = None
+        self._entry: Entry | None = None
 
     def __enter__(self) -> Steering:
+        entry = Entry(self)
+
+        def put_on() -> None:
+            entry.steering = self._put_on(entry.undo)
+            self._entry = entry
+
         try:
-            uninterrupted(self._put_on)
+            uninterrupted(put_on)
         except BaseException:
-            self._take_off()
+            entry.take_off()
             raise
-        assert self._steering is not None
-        return self._steering
+        assert entry.steering is not None
+        return entry.steering
 
     def __exit__(self, kind: Any, *raised: object) -> None:
-        unfinished = kind is None and self._steers() and is_run_elsewhere(self.model)
+        entry = self._entry
+        if entry is None:
+            return
+        steers = entry.steering is not None and entry.steering.active
+        unfinished = kind is None and steers and is_run_elsewhere(self.model)
         try:
-            self._take_off()
+            entry.take_off()
         except BaseException:
-            self._take_off()
+            entry.take_off()
             raise
         if unfinished:
             raise RuntimeError(
@@ -127,18 +135,8 @@ class Attachment(AbstractContextManager[Steering]):
                 "thread (join it) before leaving the block"
             )
 
-    def _steers(self) -> bool:
-        return self._steering is not None and self._steering.active
-
-    def _take_off(self) -> None:
-        def take_off() -> None:
-            self._undo.run()
-            self._forgotten.detach()
-
-        uninterrupted(take_off)
-
-    def _put_on(self) -> None:
-        model, method, undo = self.model, self.method, self._undo
+    def _put_on(self, undo: Undo) -> Steering:
+        model, method = self.model, self.method
         mask = check_anchors(self.anchors, method)
         check_is_model(model)
         claim(model, method, undo)
@@ -151,15 +149,13 @@ class Attachment(AbstractContextManager[Steering]):
         by_anchors = needs_anchors(method, mask)
         steers = (mask is not None or not by_anchors) and not method.is_identity
         if not (steers or self.measure or isinstance(method, NoSteering)):
-            self._steering = Steering(method, active=False)
-            return
+            return Steering(method, active=False)
         refuse_copies([model], undo)
         if steers and isinstance(method, SPA) and method.reference is not None:
             assert mask is not None
             released_spa.put_on(model, method, mask, undo)
             describe(model, mask, undo)
-            self._steering = Steering(method, active=True)
-            return
+            return Steering(method, active=True)
         acting = method if steers else NoSteering()
         plans = layer_plans(acting, parts.config)
         keys = hook = None
@@ -179,7 +175,28 @@ class Attachment(AbstractContextManager[Steering]):
             SecondPromptBranches(model, hook, method).install(undo)
         if keys is not None:
             keys.install(model, undo)
-        self._steering = Steering(method, active=True, attention=hook, keys=keys)
+        return Steering(method, active=True, attention=hook, keys=keys)
+
+
+class Entry:
+    """One time that a block was entered: what it put on the model, and how to take that off.
+
+    Every time has its own, so that one that is refused takes off nothing of one that is at work.
+    """
+
+    def __init__(self, block: Attachment) -> None:
+        self.undo = Undo()
+        self.steering: Steering | None = None
+        self._forgotten = weakref.finalize(block, self.undo.run)
+
+    def take_off(self) -> None:
+        """Take everything off the model; harmless when that was done before."""
+
+        def take_off() -> None:
+            self.undo.run()
+            self._forgotten.detach()
+
+        uninterrupted(take_off)
 
 
 def attention_hook(
@@ -262,7 +279,7 @@ def check_anchors(anchors: Any, method: Method) -> Tensor | None:
     """
     if anchors is None:
         return None
-    mask = as_mask(anchors).detach()
+    mask = as_mask(anchors)
     if mask.dim() != 2:
         raise ValueError(
             f"anchors has shape {list(mask.shape)}; expected [batch, prompt tokens], the shape of "
@@ -307,14 +324,31 @@ def check_anchors(anchors: Any, method: Method) -> Tensor | None:
 
 
 def as_mask(anchors: Any) -> Tensor:
-    """Turn what was given as anchors into a tensor; its shape and values are not looked at."""
+    """Copy what was given as anchors into a tensor; its shape and values are not looked at."""
+    expected = "expected a mask [batch, prompt tokens], True where a token is anchored"
     try:
-        return torch.as_tensor(anchors)
+        mask = torch.as_tensor(anchors).detach()
     except (TypeError, ValueError, RuntimeError):
         raise ValueError(
-            f"anchors is a {type(anchors).__name__} that makes no tensor; expected a mask [batch, "
-            "prompt tokens], True where a token is anchored"
+            f"anchors is a {type(anchors).__name__} that makes no tensor; {expected}"
         ) from None
+    kind = unreadable(mask)
+    if kind is not None:
+        raise ValueError(f"anchors is {kind}, whose values cannot be looked at; {expected}")
+    return mask.clone()  # the caller may go on writing to his
+
+
+def unreadable(tensor: Tensor) -> str | None:
+    """Return what is odd about a tensor whose values cannot be compared, None where they can."""
+    if tensor.is_nested:
+        return "a nested tensor"
+    if tensor.is_meta:
+        return "a tensor on the meta device"
+    if tensor.layout != torch.strided:
+        return f"a {str(tensor.layout).removeprefix('torch.')} tensor"
+    if tensor.is_quantized or (tensor.is_floating_point() and tensor.dtype.itemsize < 2):
+        return f"a tensor of {tensor.dtype}"
+    return None
 
 
 def check_is_model(model: Any) -> None:
@@ -386,6 +420,11 @@ def check_can_be_steered(parts: Parts, method: Method) -> None:
             f"{name} chooses by an indexer which keys its attention reads, which Radar's attention "
             "does not serve; it cannot be steered"
         )
+    if any(hasattr(module, "prepare_dynamic_mask") for module in parts.attention):
+        raise ValueError(
+            f"{name} adds a dynamic mask of its own to the scores, which Radar's attention does "
+            "not serve; it cannot be steered"
+        )
     if not any(getattr(module, "is_causal", True) for module in parts.attention):
         raise ValueError(
             f"the attention of {name} is not causal: it is an encoder; Radar steers decoder-only "
@@ -455,13 +494,24 @@ def steered_layers(model: Any, method: Method) -> list[int]:
 # -- the parts of an attachment --------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Claim:
+    """A model that is steered: by which thread and method, and its modules that are held."""
+
+    thread: int
+    method: Method
+    parts: frozenset[torch.nn.Module]
+
+
 def claim(model: Any, method: Method, undo: Undo) -> None:
-    """Hold the model for this block alone.
+    """Hold the model for this block alone, its parts too, which other models may share.
 
     Raises:
-        RuntimeError: it is being steered already, by this thread or another.
+        RuntimeError: it or a part of it is being steered already, by this thread or another.
     """
-    mine = (threading.get_ident(), method)
+    # Whatever is changed in a block is one of these; activations and the like may be anyone's.
+    parts = {part for part in model.modules() if part._parameters or "config" in vars(part)}
+    mine = Claim(threading.get_ident(), method, frozenset({model, *parts}))
 
     def release() -> None:
         with _lock:
@@ -469,12 +519,14 @@ def claim(model: Any, method: Method, undo: Undo) -> None:
                 del _steered[model]
 
     with _lock:
-        if model in _steered:
-            owner, other = _steered[model]
-            who = "this thread" if owner == threading.get_ident() else "another thread"
+        for steered, claim in _steered.items():
+            if claim.parts.isdisjoint(mine.parts):
+                continue
+            is_same = "is" if steered is model else "shares parts with a model that is"
+            who = "this thread" if claim.thread == threading.get_ident() else "another thread"
             raise RuntimeError(
-                f"{type(model).__name__} is already steered by {other.name} in {who}; "
-                "leave that block first, or load a second model"
+                f"{type(model).__name__} {is_same} already steered by {claim.method.name} in "
+                f"{who}; leave that block first, or load a second model"
             )
         undo.add(release)
         _steered[model] = mine

@@ -40,6 +40,7 @@ class Window:
         native_mask: the mask that the model's own attention expects, for layers left untouched.
         local: whether it belongs to layers that see only a sliding window or chunk of the keys.
         mask: the mask that those layers are given.
+        compact: whether that mask has one row for all queries, and leaves causality to attention.
     """
 
     key_length: int
@@ -50,6 +51,7 @@ class Window:
     native_mask: Tensor | None = None
     local: bool = False
     mask: Tensor | None = None
+    compact: bool = False
 
 
 class Ran:
@@ -66,8 +68,8 @@ class Call:
         query: [B, heads, q, D].
         key: [B, kv_heads, k, D], not repeated.
         value: [B, kv_heads, k, Dv].
-        mask: bool [B or 1, 1, q, k]; None for all keys, and with one row for several queries
-            (or None) causality comes on top, the last query at the last key.
+        mask: bool [B or 1, 1, q or 1, k]; where it is compact, or None for all keys, causality
+            comes on top, the last query at the last key.
         window: where the keys lie in the sequence.
         scaling: factor on the logits.
         keywords: what else the model passes (softcap, sinks, sliding window, ...).
@@ -125,7 +127,7 @@ class Call:
                 )
         return {
             "mask": self.mask,
-            "causal": self.query.shape[2] > 1 and (self.mask is None or self.mask.shape[2] == 1),
+            "causal": self.query.shape[2] > 1 and (self.mask is None or self.window.compact),
             "scale": self.scaling,
             "softcap": self.keywords.get("softcap"),
             "sinks": self.keywords.get("s_aux"),
@@ -351,6 +353,7 @@ class AttentionHook:
             )
         elif attention_mask is not None:
             window.mask = attention_mask[:, None, None, kv_offset:]
+            window.compact = True
         if for_some:
             assert window.mask is not None
             both = window.mask.expand(batch_size, -1, -1, -1).clone()
@@ -387,11 +390,13 @@ class AttentionHook:
             visible[half:] &= ~anchored.bool()
         return visible
 
-    def double_ready_mask(self, mask: Tensor) -> Tensor:
+    def double_ready_mask(self, mask: Tensor, batch: int, queries: int) -> Tensor:
         """Double a 4-D bool mask made before the forward pass; one half may lose the anchors.
 
         Args:
-            mask: bool [B, 1, q, k], as generate builds it for static caches.
+            mask: bool [B or 1, 1, q or 1, k], as generate builds it for static caches.
+            batch: B, rows of the pass.
+            queries: q, tokens of the pass.
 
         Returns:
             bool [2B, 1, q, k].
@@ -404,13 +409,12 @@ class AttentionHook:
                 f"the 4-D attention mask has dtype {mask.dtype}; steering needs a bool mask (True "
                 "= may attend) or the usual 2-D one"
             )
-        queries, keys = mask.shape[-2:]
-        window = self._window(queries, keys, mask, None, mask.shape[0], mask.device)
-        second = mask
+        window = self._window(queries, mask.shape[-1], mask, None, batch, mask.device)
+        first = second = mask.expand(batch, -1, queries, -1)
         if self.hide_anchors:
-            second = mask & ~self._hidden_keys(window, queries, mask.device)
+            second = first & ~self._hidden_keys(window, queries, mask.device)
         # Another one, since the layers of a model that is compiled look at it in their graph.
-        both = replace(window, mask=torch.cat([mask, second]))
+        both = replace(window, mask=torch.cat([first, second]))
         self._windows.append(both)
         assert both.mask is not None
         return both.mask
@@ -528,7 +532,7 @@ class AttentionHook:
         keywords: dict[str, Any],
     ) -> Tensor:
         """Run the attention of both branches of a packed row: [B, q, heads, D]."""
-        window = Window(packed.prompt, packed.prompt)
+        window = Window(packed.prompt, packed.prompt, compact=True)
         seen, visible = (
             None if mask is None else mask[:, None, None] for mask in (packed.seen, packed.visible)
         )

@@ -12,6 +12,7 @@ from transformers.cache_utils import DynamicCache
 from radar_core.hooks.attention import AttentionHook
 from radar_core.hooks.cache import can_be_written, can_branch_later, given_cache
 from radar_core.hooks.packed import Packed, can_pack, tokens
+from radar_core.hooks.parts import decoder
 from radar_core.hooks.prompts import call_arguments, given_tokens
 from radar_core.hooks.provenance import (
     SteeredCache,
@@ -253,7 +254,7 @@ class TwoBranches(Branches):
         mask = kwargs.get("attention_mask")
         if mask is not None:
             prefix["attention_mask"] = mask[:, :cut]
-        self.model.base_model(**prefix, **{cache_name: cache}, use_cache=True)
+        decoder(self.model)(**prefix, **{cache_name: cache}, use_cache=True)
         rest = {name: tokens(name, value, cut, length) for name, value in rows.items()}
         self._branch(cache, batch, cut)
         return {**kwargs, **rest}
@@ -301,7 +302,11 @@ class TwoBranches(Branches):
         mask = kwargs.get("attention_mask")
         masks = ready_masks(mask)
         if masks is not None:
-            both = {name: self.attention.double_ready_mask(m) for name, m in masks.items()}
+            length = given_tokens(kwargs).shape[1]
+            both = {
+                name: self.attention.double_ready_mask(one, batch, length)
+                for name, one in masks.items()
+            }
             doubled["attention_mask"] = both if isinstance(mask, dict) else both[""]
         elif mask is not None:
             doubled["attention_mask"] = torch.cat([mask, mask])

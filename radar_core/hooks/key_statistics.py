@@ -11,7 +11,7 @@ from torch import Tensor
 
 from radar_core.hooks.attachment import attach
 from radar_core.hooks.keys import Site, key_sites, shape_of
-from radar_core.hooks.parts import Parts
+from radar_core.hooks.parts import Parts, decoder
 from radar_core.methods.method import Layers, NoSteering, check_indices, resolve
 from radar_core.methods.projections import Projections, Subspace
 
@@ -162,7 +162,7 @@ def _tokens(tokenizer: Any, text: str, example: Contrast, chat: bool) -> tuple[T
 def _read(model: Any, sites: dict[int, Site], ids: Tensor, places: Tensor) -> Tensor:
     """Return the keys of some tokens: float64 [layers, heads, n, size]."""
     with _listening(sites, places) as found:
-        model.base_model(ids.to(model.device), use_cache=False)
+        decoder(model)(ids.to(model.device), use_cache=False)
     missing = sorted(sites.keys() - found.keys())
     if missing:
         raise ValueError(

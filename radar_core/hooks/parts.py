@@ -38,10 +38,24 @@ class Parts:
         return type(self.model).__name__
 
 
+def decoder(model: Any) -> Any:
+    """Return the part of a causal language model that its output layer follows.
+
+    That is its base model or, where its class names none that it has, the child that embeds.
+    """
+    if model.base_model is not model:
+        return model.base_model
+    embeddings = model.get_input_embeddings()
+    for child in model.children():
+        if any(module is embeddings for module in child.modules()):
+            return child
+    raise ValueError(f"{type(model).__name__} has no decoder apart from its output layer")
+
+
 def is_attention(module: Any, config: type) -> bool:
     """Whether a module is the self-attention of a layer whose configuration is of a class."""
     return (
-        "Attention" in type(module).__name__
+        ("Attention" in type(module).__name__ or type(module).__name__.endswith("MLA"))
         and isinstance(getattr(module, "layer_idx", None), int)
         and isinstance(getattr(module, "config", None), config)
     )

@@ -30,13 +30,18 @@ def describe(model: Any, anchors: Tensor, undo: Undo) -> None:
     undo.add(model.register_forward_pre_hook(prompts.before, with_kwargs=True).remove)
 
 
+# What a model's tokens are called, given as ids or as embeddings.
+TOKENS = ("input_ids", "inputs", "inputs_embeds")
+
+
 class PromptCheck:
     """Follows the prompts that a model is called with, and refuses those that anchors do not fit.
 
     `generate` knows its prompt, so that it is checked whole; other calls show theirs pass by pass.
     A pass without a cache, or on an empty one, begins a prompt; once a pass has ended where the
     anchors end, what runs on its cache is taken for generated. One that begins with the very tokens
-    of the last prompt repeats it, for each beam perhaps, and may go on behind it.
+    of the last prompt repeats it, for each beam perhaps, and may go on behind it. Inside `generate`
+    a pass that begins another prompt, from a logits processor say, is refused.
 
     Args:
         model: the model.
@@ -47,17 +52,19 @@ class PromptCheck:
         self.model = model
         self.anchors = anchors
         self._met = False
-        self._seen: Tensor | None = None  # the prompt's tokens so far, where all of them were given
+        # The prompt's tokens so far, as ids, embeddings or both; none where not all were given.
+        self._seen: list[Tensor] = []
         self._generates = False
 
     def generate(self, generate: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call `generate`, its prompt checked."""
         arguments = call_arguments(generate, args, kwargs)
         check_generation(self.model, self.anchors, arguments)
-        given = given_tokens(arguments)
         self._met = True
-        whole = given.shape[1] == self.anchors.shape[1]
-        self._seen = given.detach().clone() if whole else None
+        # Given both, the model runs on embeddings first and on ids where it has no cache.
+        given = [value for name in TOKENS if (value := arguments.get(name)) is not None]
+        whole = all(value.shape[1] == self.anchors.shape[1] for value in given)
+        self._seen = [value.detach().clone() for value in given] if whole else []
         self._generates = True
         try:
             return generate(*args, **kwargs)
@@ -66,11 +73,8 @@ class PromptCheck:
 
     @untraced
     def before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Check a forward pass that is not one of `generate`'s."""
-        if not self._generates:
-            self._check(call_arguments(module.forward, args, kwargs))
-
-    def _check(self, arguments: dict[str, Any]) -> None:
+        """Check a forward pass."""
+        arguments = call_arguments(module.forward, args, kwargs)
         given = given_tokens(arguments)
         _, cache = given_cache(arguments)
         past = 0 if cache is None else cache.get_seq_length()
@@ -78,42 +82,72 @@ class PromptCheck:
             if given.shape[1] == 1:
                 return  # not worth a read from the device for each token
             past = int(past)
+        if not self._generates:
+            self._check(arguments, given, cache is not None, past)
+        elif past == 0 and not self._repeats(given):
+            raise ValueError(ANOTHER_PROMPT)
+
+    def _check(self, arguments: dict[str, Any], given: Tensor, has_cache: bool, past: int) -> None:
+        """Check a forward pass that is not one of `generate`'s."""
+        length = self.anchors.shape[1]
+        mask = arguments.get("attention_mask")
         if past == 0:
-            length = self.anchors.shape[1]
-            if cache is None and given.shape[1] < length:
+            if not has_cache and given.shape[1] < length:
                 raise ValueError(
                     f"the anchors describe a prompt of {length} tokens, but the model is given "
                     f"{given.shape[1]} without a cache; give anchors of the prompt's own shape or, "
                     "where these are the first tokens of it, an empty DynamicCache"
                 )
             if self._met and self._repeats(given):
+                check_seen(self.anchors, mask, 0, given.shape[1])
                 return
-            self._met, self._seen = False, None
+            self._met, self._seen = False, []
         if self._met:
             return
         self._met = check_pass(self.anchors, given, past)
+        check_seen(self.anchors, mask, past, past + given.shape[1])
         self._note(given, past)
 
     def _repeats(self, given: Tensor) -> bool:
         """Whether these are the tokens of the prompt that was run before, as far as both go."""
-        length = min(given.shape[1], self.anchors.shape[1])
-        seen = self._seen
-        if seen is None:  # it was given in part, on a cache: not to be told
-            return given.shape[1] > self.anchors.shape[1]
-        if given.shape[0] % seen.shape[0] or given.dim() != seen.dim():
-            return False
-        rows = seen.repeat_interleave(given.shape[0] // seen.shape[0], dim=0)
-        return torch.equal(given[:, :length], rows[:, :length].to(given.device))
+        length = self.anchors.shape[1]
+        if not self._seen:  # it was given in part, on a cache: not to be told
+            return given.shape[1] > length
+        return any(begin_alike(given, seen, length) for seen in self._seen)
 
     def _note(self, given: Tensor, past: int) -> None:
         """Keep the prompt's tokens, as long as all before them were given too."""
-        before = self._seen
         if past == 0:
-            self._seen = given.detach().clone()
-        elif before is not None and before.shape[1] == past and before.dim() == given.dim():
-            self._seen = torch.cat([before, given.detach()], dim=1)
-        else:
-            self._seen = None
+            self._seen = [given.detach().clone()]
+            return
+        before = [seen for seen in self._seen if seen.shape[1] == past]
+        self._seen = [
+            torch.cat([seen, given.detach()], dim=1) for seen in before if seen.dim() == given.dim()
+        ]
+
+
+ANOTHER_PROMPT = (
+    "the model is called on another prompt while generate runs on its own, and would be steered at "
+    "wrong places; let a logits processor or the like call a second model, or generate outside the "
+    "steered block"
+)
+
+
+def begin_alike(given: Tensor, prompt: Tensor, length: int) -> bool:
+    """Whether two have the same first tokens, as far as both go, up to a length.
+
+    Args:
+        given: ids [b, n] or embeddings [b, n, d]; b may be a multiple of the prompt's rows, each
+            repeated for beams.
+        prompt: ids or embeddings [rows, m, ...].
+        length: how many tokens are compared at most.
+    """
+    rows = prompt.shape[0]
+    if given.dim() != prompt.dim() or given.shape[0] % rows:
+        return False
+    length = min(length, given.shape[1], prompt.shape[1])
+    repeated = prompt[:, :length].repeat_interleave(given.shape[0] // rows, dim=0)
+    return torch.equal(given[:, :length], repeated.to(given.device))
 
 
 def replace_generate(model: Any, call: Callable[..., Any], undo: Undo) -> None:
@@ -144,7 +178,7 @@ def call_arguments(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 def given_tokens(arguments: dict[str, Any]) -> Tensor:
     """Return the token ids or embeddings [batch, tokens, ...] that a call runs the model on."""
-    for name in ("input_ids", "inputs", "inputs_embeds"):
+    for name in TOKENS:
         if arguments.get(name) is not None:
             return arguments[name]
     raise ValueError("the model was called without input_ids and inputs_embeds")
@@ -319,20 +353,61 @@ def check_shape(anchors: Tensor, prompt: tuple[int, ...], attention_mask: Tensor
         raise ValueError(
             f"anchors has shape {list(anchors.shape)}; expected {shape}, the shape of the prompt"
         )
-    anchored = anchors.bool()
+    check_seen(anchors, attention_mask, 0, shape[1])
+
+
+def check_seen(anchors: Tensor, mask: Any, past: int, end: int) -> None:
+    """Raise ValueError unless the anchored tokens can be seen, and in every row others too.
+
+    Args:
+        anchors: [batch, prompt].
+        mask: what a pass is given as its attention mask: [b, >= end], 4-D, a dict of such for
+            several kinds of layers, or None.
+        past: where the pass begins; what its own queries do not see may have been seen before.
+        end: where it ends; before the prompt does, its anchors may yet turn out not to be all.
+    """
+    masks = mask.values() if isinstance(mask, dict) else (mask,)
+    for one in masks:
+        if one is None or (past and one.dim() != 2):
+            continue
+        seen = seen_tokens(one, min(end, anchors.shape[1]))
+        if seen is not None and seen.shape[0] % anchors.shape[0] == 0:
+            check_rows(anchors, seen)
+
+
+def seen_tokens(mask: Tensor, length: int) -> Tensor | None:
+    """Return which of the first tokens a mask lets anyone see: bool [b, length]; None if unclear.
+
+    A 4-D mask that is not bool hides by how large its numbers are, so that it is not looked at.
+    """
+    if mask.shape[-1] < length:
+        return None
+    if mask.dim() == 2:
+        return mask[:, :length] != 0
+    if mask.dim() != 4 or mask.dtype != torch.bool:
+        return None
+    return mask.any(dim=1).any(dim=1)[:, :length]
+
+
+def check_rows(anchors: Tensor, seen: Tensor) -> None:
+    """Raise ValueError if anchors lie on tokens that no one sees, or on all that are seen.
+
+    Args:
+        anchors: [batch, prompt].
+        seen: bool [batch or a multiple of it, tokens], of the prompt's first tokens or all.
+    """
+    rows = anchors.repeat_interleave(seen.shape[0] // anchors.shape[0], dim=0)
+    rows = rows[:, : seen.shape[1]].to(seen.device)
+    anchored = rows.bool()
+    if bool((anchored & ~seen).any()):
+        raise ValueError("anchors marks tokens that attention_mask pads out")
     # Factors can differ where every token has one: that steers.
     graded = anchors.is_floating_point() and not bool(((anchors == 0) | (anchors == 1)).all())
-    if (
-        attention_mask is not None
-        and attention_mask.dim() == 2
-        and attention_mask.shape == anchors.shape
-    ):
-        padding = attention_mask.to(anchored.device) == 0
-        if bool((anchored & padding).any()):
-            raise ValueError("anchors marks tokens that attention_mask pads out")
-        whole = (anchored | padding).all(dim=1) & anchored.any(dim=1)
-        if bool(whole.any()) and not graded:
-            raise ValueError(
-                f"row {int(whole.float().argmax())} of anchors anchors every token of its prompt, "
-                "which steers nothing; anchor the part that matters"
-            )
+    if graded or seen.shape[1] < anchors.shape[1]:
+        return
+    whole = (anchored | ~seen).all(dim=1) & anchored.any(dim=1)
+    if bool(whole.any()):
+        raise ValueError(
+            f"row {int(whole.float().argmax())} of anchors anchors every token of its prompt, "
+            "which steers nothing; anchor the part that matters"
+        )

@@ -25,6 +25,8 @@ from radar_core.hooks.cache import (
     room,
 )
 from radar_core.hooks.prompts import (
+    ANOTHER_PROMPT,
+    begin_alike,
     call_arguments,
     check_mode,
     given_tokens,
@@ -166,6 +168,8 @@ class SecondPromptBranches(Branches):
             return (), self._continue(kwargs, cache, cache.prompts, batch, length)
         if past:
             self._check_cache(cache, batch)
+        if self._generates and past == 0:
+            self._check_is_own(given)
         prompt = self._prompt_length(given, past)
         if past + length < prompt:
             return (), kwargs  # a chunk of the prompt
@@ -176,6 +180,14 @@ class SecondPromptBranches(Branches):
             )
         self._answered = self._answer(kwargs, cache, given, past, prompt)
         return (), kwargs
+
+    def _check_is_own(self, given: Tensor) -> None:
+        """Raise ValueError if `generate` is at work, but these are not its prompt's tokens."""
+        own = self._prompt
+        if own is None or own.dim() != given.dim():
+            return
+        if not begin_alike(given, own, own.shape[1]):
+            raise ValueError(ANOTHER_PROMPT)
 
     def _prompt_length(self, given: Tensor, past: int) -> int:
         """Return how many tokens the prompt has, taking note of it where this pass begins it."""

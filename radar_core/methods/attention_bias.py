@@ -17,6 +17,7 @@ from radar_core.methods.method import (
     Layers,
     Method,
     Queries,
+    check_flag,
     check_heads,
     check_indices,
     check_queries,
@@ -43,7 +44,7 @@ class AttentionBias(Method):
             loses weight.
 
     Raises:
-        ValueError: `bias` is no such number, or `heads`, `layers` or `queries` are malformed.
+        ValueError: `bias` is no such number, or another argument is malformed.
 
     Source: Zhang et al., PASTA (arXiv 2311.02262), written as a bias.
     """
@@ -64,6 +65,7 @@ class AttentionBias(Method):
         check_heads(self.heads)
         check_indices("layers", self.layers)
         check_queries(self.queries)
+        check_flag("keep_generated", self.keep_generated)
 
     @property
     def is_identity(self) -> bool:

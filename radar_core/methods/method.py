@@ -181,6 +181,12 @@ def check_queries(queries: str) -> None:
         )
 
 
+def check_flag(name: str, value: bool) -> None:
+    """Raise ValueError unless `value` is True or False."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} is {value!r}; expected True or False")
+
+
 def check_indices(name: str, values: Sequence[int] | None) -> None:
     """Raise ValueError unless `values` is None or a non-empty sequence of distinct ints."""
     if values is None:

@@ -24,7 +24,7 @@ from radar_core.methods.key_edit import (
     check_range,
     chosen_layers,
 )
-from radar_core.methods.method import Layers
+from radar_core.methods.method import Layers, check_flag
 from radar_core.methods.projections import Projections, read
 from radar_kernels import edit_keys
 
@@ -336,6 +336,8 @@ def learn(
     """
     from radar_core.hooks.key_statistics import collect
 
+    check_flag("chat", chat)
+    check_flag("progress", progress)
     made = [one if isinstance(one, Contrast) else _contrast(one) for one in examples]
     if not made:
         raise ValueError("examples is empty; expected at least one Contrast, better a hundred")

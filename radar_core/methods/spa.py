@@ -8,6 +8,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from radar_core.checks import is_whole
+from radar_core.methods.method import check_flag
 from radar_core.methods.two_branch import TwoBranch
 from radar_kernels import blend_logits
 
@@ -68,8 +69,7 @@ class SPA(TwoBranch):
             raise ValueError(f'masking is {self.masking!r}; expected "attention" or "embedding"')
         if self.branch not in ("second", "direct"):
             raise ValueError(f'branch is {self.branch!r}; expected "second" or "direct"')
-        if not isinstance(self.modulated, bool):
-            raise ValueError(f"modulated is {self.modulated!r}; expected True or False")
+        check_flag("modulated", self.modulated)
         token = self.mask_token_id
         if token is not None:
             if not is_whole(token) or token < 0:

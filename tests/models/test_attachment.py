@@ -14,6 +14,7 @@ import numpy
 import pytest
 import torch
 import transformers
+from transformers import DynamicCache
 
 from radar_core import (
     CAD,
@@ -115,6 +116,71 @@ def test_a_block_that_is_never_left_ends_with_its_last_reference(model, inputs):
     del block
     gc.collect()
     assert snapshot(model) == before
+
+
+def test_a_block_that_is_entered_again_and_never_left_ends_with_its_last_reference(model, inputs):
+    before = snapshot(model)
+    block = SPA(2.0).applied_to(model, inputs["anchors"])
+    for _ in range(2):
+        with block:
+            pass
+    block.__enter__()
+    assert snapshot(model) != before
+    del block
+    gc.collect()
+    assert snapshot(model) == before
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("where", ["the same thread", "another thread"])
+def test_entering_a_block_that_is_at_work_leaves_it_at_work(model, inputs, method, where):
+    anchors, refused = inputs.pop("anchors"), []
+    plain = model(**inputs).logits
+    block = method.applied_to(model, anchors)
+
+    def enter():
+        try:
+            with block:
+                pass
+        except RuntimeError as error:
+            refused.append(str(error))
+
+    with torch.no_grad(), block:
+        steered, hooked = model(**inputs).logits, snapshot(model)
+        if where == "another thread":
+            thread = threading.Thread(target=enter)
+            thread.start()
+            thread.join()
+        else:
+            enter()
+        assert len(refused) == 1 and "already steered" in refused[0]
+        assert snapshot(model) == hooked
+        assert torch.equal(model(**inputs).logits, steered)
+    assert torch.equal(model(**inputs).logits, plain)
+
+
+@pytest.mark.parametrize("shared", ["the decoder", "the layers", "the output layer"])
+def test_models_that_share_parts_are_steered_one_at_a_time(model, inputs, shared):
+    """Left in another order than entered, each would put back what the other had changed."""
+    anchors, other = inputs.pop("anchors"), tiny_model("Llama", seed=1)
+    if shared == "the decoder":
+        other.model = model.model
+    elif shared == "the layers":
+        other.model.layers = model.model.layers
+    else:
+        other.lm_head = model.lm_head
+    plain, before = [one(**inputs).logits for one in (model, other)], snapshot(other)
+    with (
+        AttentionBias(2.0).applied_to(model, anchors),
+        pytest.raises(RuntimeError, match="shares parts with a model that is already steered"),
+        SPA(2.0).applied_to(other, anchors),
+    ):
+        pass
+    assert snapshot(other) == before
+    with SPA(2.0).applied_to(other, anchors):
+        pass
+    for one, logits in zip((model, other), plain, strict=True):
+        assert torch.equal(one(**inputs).logits, logits)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -489,6 +555,11 @@ def test_an_unknown_attention_implementation_is_refused(model, inputs):
         (torch.full((1, 20), 2), "besides 0 and 1"),
         (torch.full((1, 20), 0.5), "SPA can only anchor"),
         (torch.full((1, 20), float("nan")), "not finite"),
+        (torch.zeros(1, 20, device="meta"), "on the meta device"),
+        (torch.zeros(1, 20).to_sparse(), "a sparse_coo tensor"),
+        (torch.zeros(1, 20).to(torch.float8_e4m3fn), "a tensor of torch.float8_e4m3fn"),
+        (torch.nested.nested_tensor([torch.zeros(20)]), "a nested tensor"),
+        ({"mask": [[1, 0]]}, "a dict that makes no tensor"),
     ],
 )
 def test_anchors_that_cannot_be_are_refused(model, anchors, message):
@@ -539,6 +610,57 @@ def test_a_pass_over_other_rows_than_the_anchors_have_is_refused(model, inputs, 
         model(**{name: value[rows] for name, value in inputs.items()})
 
 
+def marked(prompts_mask, kind):
+    """Return what a pass may be given as a mask: of two or four dimensions, or one for a kind."""
+    if kind == "2-D":
+        return prompts_mask
+    causal = torch.ones(20, 20, dtype=torch.bool).tril()
+    whole = prompts_mask.bool()[:, None, None] & causal
+    return whole if kind == "4-D" else {"full_attention": whole}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("kind", ["2-D", "4-D", "in chunks", "after another"])
+@pytest.mark.parametrize(
+    ("places", "message"),
+    [([1, 8], "tokens that attention_mask pads out"), (range(7, 20), "row 1 .* every token")],
+)
+def test_a_pass_whose_padding_the_anchors_do_not_fit_is_refused(
+    model, inputs, method, kind, places, message
+):
+    """Row 1 is padded by 7 tokens: it would go unsteered, or be steered against nothing."""
+    ids, mask = inputs["input_ids"], inputs["attention_mask"]
+    anchors = torch.zeros(2, 20, dtype=torch.bool)
+    anchors[0, 8:10] = True
+    anchors[1, list(places)] = True
+    cache = DynamicCache()
+    with torch.no_grad(), method.applied_to(model, anchors):
+        if kind == "after another":
+            model(ids, attention_mask=torch.ones_like(mask))
+        if kind == "in chunks" and places != [1, 8]:
+            model(ids[:, :12], attention_mask=mask[:, :12], past_key_values=cache)
+        with pytest.raises(ValueError, match=message):
+            if kind == "in chunks":
+                start = cache.get_seq_length()
+                end = 20 if start else 12
+                model(ids[:, start:end], attention_mask=mask[:, :end], past_key_values=cache)
+            else:
+                model(ids, attention_mask=marked(mask, kind))
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("given", ["a tensor", "an array"])
+def test_anchors_may_be_written_to_inside_the_block(model, inputs, method, given):
+    anchors = inputs.pop("anchors")
+    own = anchors.clone() if given == "a tensor" else anchors.numpy().copy()
+    with torch.no_grad():
+        with method.applied_to(model, anchors):
+            expected = model(**inputs).logits
+        with method.applied_to(model, own):
+            own[:] = False
+            assert torch.equal(model(**inputs).logits, expected)
+
+
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("chunks", [(20,), (8, 12), (8, 8, 4)])
 def test_a_pass_that_reaches_beyond_the_anchors_is_refused(model, inputs, method, chunks):
@@ -575,7 +697,7 @@ def test_prompts_in_chunks_and_further_turns_are_steered(model, inputs, method):
         longer = torch.cat([ids, ids[:, :3]], dim=1)
         uncached = model(longer, use_cache=False).logits
     with torch.no_grad(), method.applied_to(model, anchors):
-        cache = transformers.DynamicCache()
+        cache = DynamicCache()
         for begin, end in [(0, 4), (4, 16), (16, 20)]:
             part = model(ids[:, begin:end], past_key_values=cache, logits_to_keep=1).logits
         rest = model(longer[:, 20:], past_key_values=cache).logits
@@ -606,7 +728,7 @@ def test_every_prompt_of_a_block_is_held_against_the_anchors(model, inputs, meth
         elif first == "call":
             model(ids)
         else:
-            cache = transformers.DynamicCache()
+            cache = DynamicCache()
             model(ids[:, :8], past_key_values=cache)
             model(ids[:, 8:], past_key_values=cache)
         again = model(longer, use_cache=False).logits
@@ -617,11 +739,11 @@ def test_every_prompt_of_a_block_is_held_against_the_anchors(model, inputs, meth
                 ValueError, match=rf"given {prompt.shape[1]} without a cache; .*Dyn"
             ):
                 model(prompt)
-        cache = transformers.DynamicCache()
+        cache = DynamicCache()
         model(other[:, :12], past_key_values=cache)
         with pytest.raises(ValueError, match="generating after 13"):
             model(ids[:, :1], past_key_values=cache)
-        cache = transformers.DynamicCache()
+        cache = DynamicCache()
         with pytest.raises(ValueError, match=r"a prompt of 20 tokens, .* given 23;"):
             model(torch.cat([other, ids[:, :3]], dim=1), past_key_values=cache)
         torch.testing.assert_close(model(other).logits[:, -1], expected, atol=1e-5, rtol=0)
@@ -680,6 +802,8 @@ def test_guidance_is_refused_under_steering_only(model, inputs, method):
         lambda: SPA([1.0, 1e300]),
         lambda: SPA(1j),
         lambda: AttentionBias(1e300),
+        lambda: AttentionBias(2.0, keep_generated="no"),
+        lambda: AttentionBias(2.0, keep_generated=None),
         lambda: AttentionBias(torch.tensor(2.0)),
         lambda: AttentionBias(-(10**400)),
         lambda: PASTA("0.1"),

@@ -23,7 +23,7 @@ from transformers import (
 )
 from transformers.generation.streamers import BaseStreamer
 
-from radar_core import SPA, AttentionBias, Steered, TargetMass
+from radar_core import CFG, SPA, AttentionBias, SecondPrompt, Steered, TargetMass
 from tests.models.oracle import BATCH, Oracle, close_at_every_step
 from tests.models.test_caches import METHODS, family_model, named, new_cache
 from tests.models.tiny import prompts, tiny_model
@@ -488,6 +488,45 @@ def test_the_model_itself_is_no_assistant(llama, inputs, method):
         pytest.raises(ValueError, match="assistant_model is the steered model itself"),
     ):
         llama.generate(**inputs, assistant_model=llama)
+
+
+class Asking(LogitsProcessor):
+    """Calls the model that generates with tokens of its own."""
+
+    def __init__(self, model, ids, **options):
+        self.model, self.ids, self.options = model, ids, options
+
+    def __call__(self, input_ids, scores):
+        self.model(self.ids, **self.options)
+        return scores
+
+
+@pytest.mark.parametrize("method", [*METHODS, CFG(1.5, [[3, 4, 5]])])
+@pytest.mark.parametrize("other", ["longer", "as long", "shorter"])
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_another_prompt_while_generating_is_refused(llama, inputs, method, other, use_cache):
+    """From a logits processor, say: it would be steered where this prompt's anchors are."""
+    anchors = None if isinstance(method, SecondPrompt) else inputs["anchors"]
+    ids, mask = inputs["input_ids"], inputs["attention_mask"]
+    tokens = {"longer": 30, "as long": 20, "shorter": 7}[other]
+    asking = Asking(llama, torch.arange(3, 3 + tokens).repeat(2, 1), use_cache=use_cache)
+    with (
+        method.applied_to(llama, anchors),
+        pytest.raises(ValueError, match="another prompt while generate runs"),
+    ):
+        llama.generate(ids, attention_mask=mask, max_new_tokens=2, logits_processor=[asking])
+
+
+@pytest.mark.parametrize("method", [*METHODS, CFG(1.5, [[3, 4, 5]])])
+def test_the_prompt_itself_may_be_run_while_generating(llama, inputs, method):
+    anchors = None if isinstance(method, SecondPrompt) else inputs["anchors"]
+    ids, mask = inputs["input_ids"], inputs["attention_mask"]
+    asking = Asking(llama, ids, attention_mask=mask)
+    options = dict(max_new_tokens=4, do_sample=False)
+    with method.applied_to(llama, anchors):
+        own = llama.generate(ids, attention_mask=mask, **options)
+        asked = llama.generate(ids, attention_mask=mask, logits_processor=[asking], **options)
+    assert torch.equal(own, asked)
 
 
 def test_a_function_of_the_callers_own_may_generate(llama):

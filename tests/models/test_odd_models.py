@@ -7,9 +7,11 @@ import torch
 from transformers.masking_utils import causal_mask_function
 
 from radar_core import SPA, AttentionBias, NoSteering, TargetMass, attention_mass
+from tests.models.oracle import Oracle, close_at_every_step
 from tests.models.tiny import (
     FAMILIES,
     HEADS,
+    MIXED,
     SHAPE,
     biased_logits,
     eager_twin,
@@ -44,6 +46,24 @@ LATENT = SHAPE | {
     "index_n_heads": 2,
     "index_head_dim": 16,
     "index_topk": 6,
+}
+LONGCAT = {
+    "vocab_size": 97,
+    "hidden_size": 96,
+    "ffn_hidden_size": 96,
+    "num_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 6,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "head_dim": 8,
+    "v_head_dim": 16,
+    "expert_ffn_hidden_size": 32,
+    "n_routed_experts": 4,
+    "zero_expert_num": 2,
+    "moe_topk": 2,
 }
 METHODS = [SPA(1.5), AttentionBias(2.0), TargetMass(0.4), NoSteering()]
 
@@ -89,6 +109,66 @@ def test_models_that_choose_keys_by_an_indexer_are_refused(family, method):
     ):
         pass
     assert torch.equal(plain, model(inputs["input_ids"]).logits)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_model_with_a_mask_of_its_own_is_refused(method):
+    model, inputs = tiny_model("Doge", shape=SHAPE), prompts(**BATCH)
+    with (
+        pytest.raises(ValueError, match="dynamic mask of its own"),
+        method.applied_to(model, anchors=inputs["anchors"]),
+    ):
+        pass
+
+
+def test_latent_attention_by_another_name():
+    """LongCat-Flash has two attentions in a layer, of a class that is not called an attention."""
+    model = tiny_model("LongcatFlash", shape=LONGCAT)
+    twin, inputs = eager_twin(model), prompts(**BATCH)
+    anchors, ids, mask = inputs["anchors"], inputs["input_ids"], inputs["attention_mask"]
+    bias = {layer: torch.full((6,), 2.0) for layer in range(4)}
+    expected = {
+        AttentionBias(2.0): biased_logits(twin, ids, mask, anchors, bias),
+        SPA(1.5): 1.5 * full_logits(twin, ids, mask)
+        - 0.5 * hidden_logits(twin, ids, mask, anchors),
+    }
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    for method, logits in expected.items():
+        with torch.no_grad(), method.applied_to(model, anchors=anchors) as steering:
+            out = model(ids, attention_mask=mask, position_ids=positions, logits_to_keep=1)
+        assert sorted(steering.calls) == [0, 1, 2, 3]
+        torch.testing.assert_close(out.logits[:, -1], logits, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("method", [SPA(1.5), SPA(1.5, branch="direct"), *METHODS[1:]])
+@pytest.mark.parametrize("shape", ["a row for all queries", "one for all prompts too", "whole"])
+def test_a_mask_that_lets_every_token_see_all(method, shape):
+    """A caller's mask of one row for all queries means what it says, and is not causal."""
+    model, inputs = tiny_model("Llama"), prompts([20, 20], [[3, 4, 9], [6, 12]])
+    ids, anchors = inputs["input_ids"], inputs["anchors"]
+    rows, queries = {"whole": (2, 20), "a row for all queries": (2, 1)}.get(shape, (1, 1))
+    mask = torch.ones(rows, 1, queries, 20, dtype=torch.bool)
+    whole = torch.ones(2, 1, 20, 20, dtype=torch.bool)
+    twin = eager_twin(model)
+    with torch.no_grad():
+        full = twin(ids, attention_mask=torch.zeros(2, 1, 20, 20)).logits[:, -1]
+        if isinstance(method, NoSteering):
+            expected = full
+        elif isinstance(method, SPA):
+            hidden = whole & ~anchors[:, None, None]
+            if method.branch == "direct":
+                hidden[:, :, :-1] = True
+            added = torch.zeros(2, 1, 20, 20).masked_fill(~hidden, -1e30)
+            expected = 1.5 * full - 0.5 * twin(ids, attention_mask=added).logits[:, -1]
+        elif isinstance(method, AttentionBias):
+            added = 2.0 * anchors[:, None, None].float().expand(2, 1, 20, 20)
+            expected = twin(ids, attention_mask=added).logits[:, -1]
+        else:
+            with method.applied_to(model, anchors=anchors):
+                expected = model(ids, attention_mask=whole).logits[:, -1]
+        with method.applied_to(model, anchors=anchors):
+            out = model(ids, attention_mask=mask).logits[:, -1]
+    torch.testing.assert_close(out, expected, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -199,3 +279,16 @@ def test_the_mass_of_factors_under_a_bias():
         twin(ids, attention_mask=torch.ones_like(ids))
     expected = torch.stack([w[:, :, -1, [3, 4, 9]].sum(-1) for w in weights], dim=1)
     torch.testing.assert_close(measured, expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("method", [SPA(1.5), SPA(1.5, masking="embedding", mask_token_id=3)])
+def test_a_model_whose_class_does_not_name_its_decoder_shares_the_prefix(method):
+    """Llama 4's text model calls its base something that it does not have."""
+    model = tiny_model("Llama4Text", "eager", shape=MIXED["Llama4Text"])
+    assert model.base_model is model
+    inputs = prompts([20, 13], [[13, 14], [6, 12]])
+    anchors = inputs.pop("anchors")
+    with method.applied_to(model, anchors):
+        out = model.generate(**inputs, **GREEDY)
+    oracle = Oracle(model, method, anchors, inputs["attention_mask"])
+    close_at_every_step(out, oracle, 20)

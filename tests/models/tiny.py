@@ -270,7 +270,7 @@ def biased_logits(
     handles = []
     for module in twin.modules():
         layer = getattr(module, "layer_idx", None)
-        if "Attention" not in type(module).__name__ or layer not in bias:
+        if not type(module).__name__.endswith(("Attention", "MLA")) or layer not in bias:
             continue
         grid = keys[:, None, None, :] * steered[None, None, :, None]
         added = bias[layer][None, :, None, None] * grid

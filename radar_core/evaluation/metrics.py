@@ -9,7 +9,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 
 from radar_core.evaluation import math_worker
-from radar_core.evaluation.items import Problem, Question
+from radar_core.evaluation.items import OPTION_LETTERS, Problem, Question
 
 __all__ = ["choice", "exact_match", "f1", "final_answer", "math_correct"]
 
@@ -25,7 +25,6 @@ _SET = re.compile(
     r"|operatorname\*?|boldsymbol)\s*\{"
 )
 _AROUND = "*_`\"'“” "
-_LETTERS = "ABCDEFGHIJ"
 
 
 def f1(prediction: str, question: Question) -> float:
@@ -188,9 +187,9 @@ def choice(prediction: str, num_options: int) -> str | None:
     Raises:
         ValueError: there are more options than letters, or none.
     """
-    if not 1 <= num_options <= len(_LETTERS):
-        raise ValueError(f"num_options must be 1 to {len(_LETTERS)}, got {num_options}")
-    letters = _LETTERS[:num_options]
+    if not 1 <= num_options <= len(OPTION_LETTERS):
+        raise ValueError(f"num_options must be 1 to {len(OPTION_LETTERS)}, got {num_options}")
+    letters = OPTION_LETTERS[:num_options]
     stated = re.findall(
         rf"[aA]nswer(?:\s+is|\s*:)\s*:?\s*[*(\[\s]*(?:\\boxed\{{)?([{letters}])(?![A-Za-z0-9])",
         prediction,

@@ -91,6 +91,11 @@ def test_2wiki_takes_the_answer_out_of_the_reasoning(tmp_path):
     record["reasoned_answer"] = "Nobody knows."
     with pytest.raises(ValueError, match=r"data.jsonl:?.*reasoned_answer must end in"):
         load_questions(write(tmp_path, [record]))
+    record["reasoned_answer"] = "So the answer is: "
+    with pytest.raises(
+        ValueError, match=r"data.jsonl:1: reasoned_answer must end in .* got ...'So"
+    ):
+        load_questions(write(tmp_path, [record]))
     public = hotpot(context=[["Lake", ["Deep."]]], supporting_facts=[], evidences=[])
     assert load_questions(write(tmp_path, [public]))[0].dataset == "2wiki"
     assert load_questions(write(tmp_path, [public]), "hotpotqa")[0].dataset == "hotpotqa"
@@ -226,6 +231,10 @@ def test_unusable_questions(tmp_path, changes, words):
         ({"context": 5}, "context must be a list, got 5"),
         ({"context": []}, "context holds no paragraphs"),
         ({"context": ["Lake"]}, r"context\[0\] must be a list of title and sentences, got 'Lake'"),
+        (
+            {"context": [{"title": "Lake", "sentences": []}]},
+            r"context\[0\] must be a list of title",
+        ),
         ({"context": [["Lake", ["x"], 1]]}, r"context\[0\] must be a list of title and sentences"),
         ({"context": [["Lake", "It."]]}, r"sentences of context\[0\] must be a list, got 'It.'"),
         ({"context": [["Lake", [None]]]}, r"sentences of context\[0\]\[0\] must be text, got None"),
@@ -335,6 +344,8 @@ def test_what_only_looks_unusable_is_taken(tmp_path):
     said = [{"role": "Boss (-> Worker)", "content": ""}, {"role": "Worker", "content": "done"}]
     talk = TALK | {"messages": said, "mistake_agent": "boss", "mistake_step": " 1 "}
     assert load_talks(write(tmp_path, [talk]))[0].mistake_agent == "boss"
+    talk["mistake_agent"] = "boss (-> worker)"
+    assert load_talks(write(tmp_path, [talk]))[0].mistake_agent == "boss (-> worker)"
 
 
 @pytest.mark.parametrize(

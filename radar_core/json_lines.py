@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 from radar_core.file_lock import hold
 
-__all__ = ["JsonLines", "encoded", "parsed", "whole"]
+__all__ = ["JsonLines", "encoded", "parsed", "refusal", "whole"]
 
 logger = logging.getLogger("radar_core")
 
@@ -134,14 +134,32 @@ def parsed(line: bytes) -> dict[str, Any]:
         ValueError: it is none.
     """
     try:
-        value = json.loads(line, parse_constant=_refuse)
-    except RecursionError:
-        raise ValueError("not JSON that can be read: it is nested too deeply") from None
-    except ValueError as error:
-        raise ValueError(f"not JSON: {error}") from None
+        # Not left to json.loads, which takes bytes with zeros in them for UTF-16 or UTF-32.
+        value = json.loads(line.decode("utf-8-sig"), parse_constant=_refuse)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(refusal(error)) from None
     if not isinstance(value, dict):
         raise ValueError(f"expected a JSON object, got {type(value).__name__}")
     return value
+
+
+def refusal(error: ValueError | RecursionError) -> str:
+    """Say why a line or a file is no JSON, without the line, which the caller knows.
+
+    Args:
+        error: what decoding it or `json.loads` raised.
+
+    Returns:
+        What is wrong, with the column or the byte where that is known.
+    """
+    if isinstance(error, RecursionError):
+        return "not JSON that can be read: it is nested too deeply"
+    if isinstance(error, UnicodeDecodeError):
+        byte = error.object[error.start]
+        return f"not UTF-8: {error.reason}, {byte:#04x}; save it as UTF-8"
+    if isinstance(error, json.JSONDecodeError):
+        return f"not JSON: {error.msg.removesuffix(' at')} at column {error.colno}"
+    return f"not JSON: {error}"
 
 
 def whole(content: bytes, first: bytes, refused: str) -> bytes:

@@ -7,13 +7,12 @@ from collections.abc import Sequence
 
 from radar_core.discussion.task import Task
 from radar_core.evaluation.items import Choice, Paragraph, Problem, Question
-from radar_core.evaluation.metrics import choice, f1, final_answer, math_correct
+from radar_core.evaluation.metrics import choice, f1, final_answer, math_correct, stated_answer
 
 __all__ = ["Item", "dataset_of", "form", "parse_answer", "score", "task_for", "work"]
 
 Item = Question | Problem | Choice
 
-_STATED = re.compile(r"\\boxed\s*\{|answer(?:\s+is|\s*:)", re.IGNORECASE)
 # Beyond these a voter's answer and another's are the same.
 _NO_DIFFERENCE = re.compile(r"\b(?:a|an|the)\b|[^\w\s]")
 
@@ -88,14 +87,14 @@ def parse_answer(item: Item, text: str) -> str | None:
         text: what was said.
 
     Returns:
-        The letter of a choice, else `final_answer`: of a problem without blanks, of a question in
+        The letter of a choice, else `stated_answer`: of a problem without blanks, of a question in
         small letters and without articles and punctuation. None if no answer is stated.
     """
     if isinstance(item, Choice):
         return choice(text, len(item.options))
-    if not _STATED.search(text):
+    answer = stated_answer(text)
+    if answer is None:
         return None
-    answer = final_answer(text)
     if isinstance(item, Problem):
         return "".join(answer.split()) or None
     return " ".join(_NO_DIFFERENCE.sub(" ", answer.lower()).split()) or None

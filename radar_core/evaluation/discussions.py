@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,7 +28,12 @@ from radar_core.discussion.settings import described
 from radar_core.discussion.steered_model import SteeredModel
 from radar_core.discussion.task import Task
 from radar_core.evaluation import discussions_summary
-from radar_core.evaluation.datasets import load_choices, load_problems, load_questions
+from radar_core.evaluation.datasets import (
+    first_fields,
+    load_choices,
+    load_problems,
+    load_questions,
+)
 from radar_core.evaluation.discussion_tasks import (
     Item,
     dataset_of,
@@ -364,13 +368,8 @@ def _decider(item: Item) -> Agent:
 
 
 def _load(path: Path) -> Sequence[Item]:
-    """Load a file of questions, problems or choices, by the fields of its first line."""
-    with path.open(encoding="utf-8") as file:
-        line = file.readline()
-    try:
-        fields = json.loads(line)
-    except ValueError as error:
-        raise ValueError(f"{path}, line 1, is no JSON: {error}") from None
+    """Load a file of questions, problems or choices, by the fields of its first item."""
+    fields = first_fields(path)
     if "options" in fields:
         return load_choices(path)
     return load_problems(path) if "problem" in fields else load_questions(path)

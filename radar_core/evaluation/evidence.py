@@ -7,10 +7,8 @@ conflict prompts ask the same of a single changed fact, against what the model h
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -29,7 +27,7 @@ from radar_core.anchors import (
 from radar_core.evaluation import evidence_summary
 from radar_core.evaluation.arms import UNSTEERED, Arm, arms, check_set
 from radar_core.evaluation.conversation import SOLVER, Reported, report
-from radar_core.evaluation.datasets import load_conflicts, load_questions
+from radar_core.evaluation.datasets import first_fields, load_conflicts, load_questions
 from radar_core.evaluation.experiment import Row, Summary
 from radar_core.evaluation.items import Conflict, Question
 from radar_core.evaluation.metrics import f1
@@ -300,7 +298,7 @@ def build(arguments: Arguments) -> Evidence:
     questions: list[Question] = []
     conflicts: list[Conflict] = []
     for path in arguments.data:
-        if _holds_conflicts(path):
+        if "context_answer" in first_fields(path):
             conflicts += load_conflicts(path)[: arguments.limit]
         else:
             questions += load_questions(path)[: arguments.limit]
@@ -325,16 +323,6 @@ def build(arguments: Arguments) -> Evidence:
 
 
 # -- steps -----------------------------------------------------------------------------------------
-
-
-def _holds_conflicts(path: Path) -> bool:
-    """Whether a file holds conflicts rather than questions, by the fields of its first line."""
-    with path.open(encoding="utf-8") as file:
-        line = file.readline()
-    try:
-        return "context_answer" in json.loads(line)
-    except ValueError as error:
-        raise ValueError(f"{path}, line 1, is no JSON: {error}") from None
 
 
 def _mask(rendered: RenderedPrompt, anchors: Sequence[Anchor]) -> Tensor:

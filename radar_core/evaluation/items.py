@@ -6,7 +6,17 @@ from dataclasses import dataclass
 
 from radar_core.transcript import Transcript
 
-__all__ = ["Choice", "Conflict", "Paragraph", "Problem", "Question", "RecordedTalk"]
+__all__ = [
+    "OPTION_LETTERS",
+    "Choice",
+    "Conflict",
+    "Paragraph",
+    "Problem",
+    "Question",
+    "RecordedTalk",
+]
+
+OPTION_LETTERS = "ABCDEFGHIJ"  # as many as MMLU-Pro has options
 
 
 @dataclass(frozen=True)
@@ -70,7 +80,7 @@ class Choice:
     Args:
         id: differs from every other item's.
         question: the question.
-        options: the options, in order; the first is "A".
+        options: the options, in order, at most 10; the first is "A".
         answer: the letter of the right one.
         category: such as "physics".
     """

@@ -9,23 +9,56 @@ from collections.abc import Callable
 from importlib.util import find_spec
 
 from radar_core.evaluation import math_worker
-from radar_core.evaluation.items import Problem, Question
+from radar_core.evaluation.items import OPTION_LETTERS, Problem, Question
 
-__all__ = ["choice", "exact_match", "f1", "final_answer", "math_correct"]
+__all__ = ["choice", "exact_match", "f1", "final_answer", "math_correct", "stated_answer"]
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _CLOSED = ("yes", "no", "noanswer")  # HotpotQA: these are right or wrong as a whole
-_STATED = re.compile(r"answer(?:\s+is|\s*:)\s*:?\s*", re.IGNORECASE)
-# With the word that makes math-verify prefer what follows.
-_STATEMENT = re.compile(rf"(?:\bfinal\s+)?{_STATED.pattern}", re.IGNORECASE)
+# Where an answer is stated, with the word that makes math-verify prefer what follows: a heading
+# "Final answer", a tag, or a sentence.
+_STATED = re.compile(
+    r"^[#*_` \t]*(?:final\s+)?answer[*_` \t\r]*\n\s*(?=\S)"
+    r"|<answer>\s*"
+    r"|(?:\bfinal\s+)?answer[*_`]*(?:\s+is\b|\s*:)\s*:?\s*",
+    re.IGNORECASE | re.MULTILINE,
+)
+_TAG_END = re.compile(r"</answer>", re.IGNORECASE)
 # Commands of LaTeX that say only how a text is set.
 _SET = re.compile(
     r"\\(?:(?:text|math)(?:rm|bf|it|sf|tt|sc|up|md|normal)?|emph|mbox|hbox|underline"
     r"|operatorname\*?|boldsymbol)\s*\{"
 )
+# What may stand around the letter of an option: blanks, markup, quotes, brackets and LaTeX.
+_MARKS = r"""(?:[\s*_`"'“”‘’$()\[\]{}]|\\[()\[\]]|\\(?:text|math)[a-z]*)*"""
+_BEFORE = rf"{_MARKS}(?:(?i:the|thus|therefore|option|choice|letter)\b{_MARKS})*"
+_LETTER = r"(?!I[ \t]+(?!is\b)[a-z])([A-J])(?![A-Za-z0-9]|['’][a-z])"  # not a pronoun
+# The forms in which a reply says what it chooses.
+_CHOSEN = tuple(
+    re.compile(form, re.MULTILINE)
+    for form in (
+        r"(?i:(?:answer|(?:correct|right|best|final|my)\s+(?:option|choice))(?:\s+(?:option|choice))?"
+        r"""[*_`"']*(?:\s+(?:is|must\s+be|should\s+be)\b|\s*[:=]|\s+[-–—](?=\s))\s*:?)"""
+        rf"{_BEFORE}{_LETTER}",
+        rf"^[#*_` \t]*(?i:(?:final\s+)?answer)[*_` \t\r]*\n{_BEFORE}{_LETTER}",
+        rf"(?i:<answer>){_BEFORE}{_LETTER}",
+        # With its label or alone: not the F of a formula.
+        rf"\\boxed\s*\{{{_BEFORE}{_LETTER}(?=\s*[)\]}}.:*$\\])(?!{_MARKS}[=<>+])",
+        rf"(?i:\bnot\b){_BEFORE}[A-J]\b{_MARKS}[.,;]?\s*(?i:but(?:\s+rather)?|it\s+is|it['’]s)\b"
+        rf"{_BEFORE}{_LETTER}",
+        rf"(?<![A-Za-z0-9'’]){_LETTER}{_MARKS}"
+        r"(?i:is\s+the\s+(?:(?:correct|right)\s+(?:answer|option|choice)|answer)\b)",
+    )
+)
+# A letter of an option elsewhere; not the article that begins a sentence, the end of "N/A", what is
+# primed, or what is said not to be it.
+_ALONE = re.compile(
+    r"(?<![A-Za-z0-9])(?<![A-Za-z]['’])(?<!N/)(?<![Nn]ot )(?<![Nn]ot \()"
+    r"(?!A(?<![a-z,;:] A)[ \t]+(?!(?:is|was|seems|looks|would|because|since|as|and|or|but)\b)[a-z])"
+    rf"{_LETTER}(?:(?!['’])|(?<=['‘].))"
+)
 _AROUND = "*_`\"'“” "
-_LETTERS = "ABCDEFGHIJ"
 
 
 def f1(prediction: str, question: Question) -> float:
@@ -94,16 +127,40 @@ def final_answer(text: str) -> str:
         text: a reply, with or without reasoning.
 
     Returns:
-        The content of the last \boxed{...}; else what follows the last "answer is" or "answer:" up
-        to the end of its line; else the first line that is not blank. Without a full stop at its
-        end, quotes or asterisks around it, and \text{...} and its like around any of it; "" if
-        there is none.
+        The content of the last \boxed{...}; else what follows the last "answer is", "answer:",
+        heading "Answer" or <answer>, up to the end of its line; else the first line that is not
+        blank. Without a full stop at its end, quotes or asterisks around it, and \text{...} and its
+        like around any of it; "" if there is none.
     """
-    answer = _boxed(text)
-    if answer is None:
-        stated = list(_STATED.finditer(text))
-        rest = text[stated[-1].end() :] if stated else text
-        answer = next((line for line in rest.splitlines() if line.strip(" *_`")), "")
+    stated = stated_answer(text)
+    return _bare(_first_line(text)) if stated is None else stated
+
+
+def stated_answer(text: str) -> str | None:
+    """Take the short answer out of a reply that says that it is the answer.
+
+    Args:
+        text: a reply, with or without reasoning.
+
+    Returns:
+        As `final_answer`, but None if nothing is said to be the answer.
+    """
+    boxed = _boxed(text)
+    if boxed is not None:
+        return _bare(boxed)
+    stated = list(_STATED.finditer(text))
+    if not stated:
+        return None
+    return _bare(_first_line(_TAG_END.split(text[stated[-1].end() :], maxsplit=1)[0]))
+
+
+def _first_line(text: str) -> str:
+    """The first line that is not blank."""
+    return next((line for line in text.splitlines() if line.strip(" *_`")), "")
+
+
+def _bare(answer: str) -> str:
+    """An answer without how it is set, what stands around it and a full stop."""
     answer = _unset(answer).strip().strip(_AROUND)
     return answer[:-1].rstrip(_AROUND) if answer.endswith(".") else answer
 
@@ -167,12 +224,16 @@ def _last_statement(text: str) -> str:
     boxed = _boxed(text)
     if boxed is not None:
         return f"$\\boxed{{{boxed}}}$"
-    stated = list(_STATEMENT.finditer(text))
-    return text[stated[-1].start() :] if stated else text
+    stated = list(_STATED.finditer(text))
+    if not stated:
+        return text
+    tagged = stated[-1][0].startswith("<")  # which math-verify would take for "less than"
+    start = stated[-1].end() if tagged else stated[-1].start()
+    return _TAG_END.split(text[start:], maxsplit=1)[0]
 
 
 def choice(prediction: str, num_options: int) -> str | None:
-    """Read which option a reply chooses.
+    r"""Read which option a reply chooses.
 
     The last statement counts, not the first as in MMLU-Pro's own evaluation: in a discussion the
     first is somebody else's. Nothing is guessed where MMLU-Pro draws at random.
@@ -182,19 +243,19 @@ def choice(prediction: str, num_options: int) -> str | None:
         num_options: how many options there are, at most 10.
 
     Returns:
-        The letter in the last "answer is (X)" or "Answer: X", else the last letter of an option
-        that stands alone; None if there is none.
+        The letter in the last statement, such as "answer is (X)", "Answer: X", \boxed{X}, "not Y
+        but X" or "X is the answer"; else the last letter of an option that stands alone, except an
+        "A" or "I" that is a word; None if there is none.
 
     Raises:
         ValueError: there are more options than letters, or none.
     """
-    if not 1 <= num_options <= len(_LETTERS):
-        raise ValueError(f"num_options must be 1 to {len(_LETTERS)}, got {num_options}")
-    letters = _LETTERS[:num_options]
-    stated = re.findall(
-        rf"[aA]nswer(?:\s+is|\s*:)\s*:?\s*[*(\[\s]*(?:\\boxed\{{)?([{letters}])(?![A-Za-z0-9])",
-        prediction,
-    )
-    alone = re.findall(rf"(?<![A-Za-z0-9'])([{letters}])(?![A-Za-z0-9'])", prediction)
-    found = stated or [letter for letter in alone if letter not in "AI"] or alone
-    return found[-1] if found else None
+    if not 1 <= num_options <= len(OPTION_LETTERS):
+        raise ValueError(f"num_options must be 1 to {len(OPTION_LETTERS)}, got {num_options}")
+    letters = OPTION_LETTERS[:num_options]
+    found = [match for form in _CHOSEN for match in form.finditer(prediction)]
+    found.sort(key=lambda match: match.start(1))
+    stated = [match[1] for match in found if match[1] in letters]
+    alone = [letter for letter in _ALONE.findall(prediction) if letter in letters]
+    chosen = stated or [letter for letter in alone if letter not in "AI"] or alone
+    return chosen[-1] if chosen else None

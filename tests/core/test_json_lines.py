@@ -106,3 +106,21 @@ def test_nothing_is_cut_off_another_file(tmp_path: Path, content: str):
 def test_what_is_no_object_is_refused(line: str):
     with pytest.raises(ValueError, match=r"not JSON|expected a JSON object"):
         parsed(line.encode())
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (
+            b'{"a": 1,}',
+            r"^not JSON: Illegal trailing comma .* at column 8$|^not JSON: Exp.* column 9$",
+        ),
+        (b'{"a', r"^not JSON: Unterminated string starting at column 2$"),
+        (b'{"a": "\xff"}', r"^not UTF-8: invalid start byte, 0xff; save it as UTF-8$"),
+        ('{"a": 1}'.encode("utf-16-le"), r"^not JSON: Expecting property name .* at column 2$"),
+        (b'{"a": Infinity}', r"^not JSON: Infinity is no number of JSON$"),
+    ],
+)
+def test_a_refusal_leaves_the_line_to_the_caller(line: bytes, words: str):
+    with pytest.raises(ValueError, match=words):
+        parsed(line)

@@ -88,6 +88,8 @@ def test_problems_and_choices_are_plain_tasks():
         (PROBLEM, "thus \\boxed{0.75}", "0.75", 1.0),
         (PROBLEM, "it is \\boxed{\\frac{3}{5}}", "\\frac{3}{5}", 0.0),
         (PROBLEM, "no idea", None, 0.0),
+        (QUESTION, "I have thought.\n**Answer**: Verdi", "verdi", 1.0),
+        (PROBLEM, "Thus it is three quarters.\n\\boxed{0.75", None, 0.0),
         (CHOICE, "Snow is white. The answer is (B).", "B", 1.0),
         (CHOICE, "The answer is (C).", "C", 0.0),
         (CHOICE, "hm", None, 0.0),

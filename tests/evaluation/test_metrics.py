@@ -74,6 +74,16 @@ def test_f1_is_symmetric_and_one_only_for_equal_bags(one, other, dataset):
         (r"\boxed{\frac{1}{2}\text{ cm}}", r"\frac{1}{2} cm"),
         (r"Answer: \textwidth{3} and \text{open", r"\textwidth{3} and \text{open"),
         ("", ""),
+        ("Perhaps Rome.\n**Answer**: Paris", "Paris"),
+        ("Perhaps Rome.\n**Final answer**: Paris", "Paris"),
+        ("Perhaps Rome.\n*Answer* is _Paris_", "Paris"),
+        ("Perhaps Rome.\nFinal Answer\nParis", "Paris"),
+        ("The answer is Rome.\n## **Answer**\r\n\r\n**Paris**\r\nbecause", "Paris"),
+        ("The answer is Rome. <answer>Paris</answer> I hope", "Paris"),
+        ("<ANSWER>\nParis\n</ANSWER>", "Paris"),
+        ("Rome is no answer\nParis", "Rome is no answer"),
+        ("It is Paris.\nAnswer\n", "It is Paris"),
+        ("The answer isn't here", "The answer isn't here"),
     ],
 )
 def test_final_answer(text, expected):
@@ -128,6 +138,15 @@ def test_a_statement_is_read_as_math_verify_reads_it(reply, answer):
 
     expected = verify(parse(f"${answer}$"), parse(reply))
     assert (math_correct(reply, Problem("p", "?", answer)) is True) == expected
+
+
+@pytest.mark.parametrize(
+    "last", ["**Final answer**: $12$", "## Answer\n12 of 7", "<answer>12</answer> or 7?"]
+)
+def test_mathematics_reads_every_form_of_a_statement(last):
+    said = f"The answer is $5$.\n{last}"
+    assert math_correct(said, Problem("p", "?", "12")) is True
+    assert math_correct(said, Problem("p", "?", "5")) is False
 
 
 def test_the_last_statement_counts():
@@ -195,6 +214,69 @@ def test_an_interrupted_comparison_leaves_no_answer_behind(hasty, monkeypatch):
 )
 def test_choice(text, options, expected):
     assert choice(text, options) == expected
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        "Therefore \\boxed{C}",
+        "On reflection, the answer is $\\boxed{C}$.",
+        r"\boxed{\textbf{(C)}}",
+        r"\boxed{C. Paris}",
+        "FINAL ANSWER: C",
+        "**Final Answer**: C",
+        "### Final Answer\n\n**C**",
+        "<answer>C</answer>",
+        '{"answer": "C"}',
+        "Answer - C",
+        "No: the answer is option C.",
+        "The answer is therefore the letter C",
+        "The correct choice is (C)",
+        "My answer must be C.",
+        'No, the answer is "C"',
+        "No, the answer is ‘C’",
+        r"So the answer is \(C\)",
+        r"The answer is $\text{C}$",
+        r"The answer is [\mathrm{C}]",
+        "Actually the answer is not A but C.",
+        "It is not (A), but rather option C.",
+        "The answer is not A. It is C.",
+        "C is the correct answer, not A.",
+        "**C** is the answer.",
+    ],
+)
+def test_the_last_choice_counts_in_every_form(last):
+    assert choice(f"The answer is A.\n{last}", 4) == "C"
+    assert choice(f"{last}\nBut no: the answer is (B).", 4) == "B"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("The answer is N/A. I give up.", None),
+        ("A cat sat.", None),
+        ("It sat. A cat, of course", None),
+        ("I think that nobody knows.", None),
+        ("The answer is not A.", None),
+        ("It's not (A)", None),
+        ("The matrix A' is singular.", None),
+        ("He is from Villeneuve d'A", None),
+        ("A because of the rest", "A"),
+        ("I choose A over the rest", "A"),
+        ("A", "A"),
+        ("Option I is right", "I"),
+        ("I", "I"),
+        ("'C'", "C"),
+        ("The answer is I think B", "B"),
+        (r"The answer is A, as \boxed{F = 5}", "A"),
+        (r"The answer is A, as \boxed{F m a}", "A"),
+        (r"The answer is A, as \boxed{\mathbf{F} = m a}", "A"),
+        ("Answer choices: D) x. The answer is A", "A"),
+        ("The answer is A. The answer is (J) of the list.", "J"),
+    ],
+)
+def test_letters_that_are_words_or_symbols_are_no_choice(text, expected):
+    assert choice(text, 10) == expected
 
 
 def test_choice_needs_letters():

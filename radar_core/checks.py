@@ -5,7 +5,15 @@ from __future__ import annotations
 import math
 from typing import Any, TypeGuard
 
-__all__ = ["check_has", "check_number", "check_seed", "check_whole", "is_finite", "is_number", "is_whole"]
+__all__ = [
+    "check_has",
+    "check_number",
+    "check_seed",
+    "check_whole",
+    "is_finite",
+    "is_number",
+    "is_whole",
+]
 
 
 def is_number(value: object) -> TypeGuard[float]:

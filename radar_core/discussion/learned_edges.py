@@ -157,10 +157,10 @@ async def utilities(
                 "it an async function"
             )
     found = await asyncio.gather(*awaited)
-    for one, item in zip(found, items, strict=True):
-        if not isinstance(one, bool | np.bool_) and not is_finite(plain_number(one)):
+    for gained, item in zip(found, items, strict=True):
+        if not isinstance(gained, bool | np.bool_) and not is_finite(plain_number(gained)):
             raise ValueError(
                 "a utility must be a finite number, such as 1 for a right answer and 0 for a wrong "
-                f"one, got {one!r} for the item {item!r:.80}"
+                f"one, got {gained!r} for the item {item!r:.80}"
             )
-    return torch.tensor([float(one) for one in found], dtype=torch.float64)
+    return torch.tensor([float(gained) for gained in found], dtype=torch.float64)

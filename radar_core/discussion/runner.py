@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,7 +16,7 @@ from typing import Any
 from radar_core.checks import check_has, check_number, check_whole
 from radar_core.discussion.agent import Agent, names_of
 from radar_core.discussion.decision import ByReference, Decision
-from radar_core.discussion.log import Log
+from radar_core.discussion.log import Key, Log
 from radar_core.discussion.model import (
     LASTING_ERRORS,
     Answer,
@@ -40,6 +41,7 @@ __all__ = ["Discussion", "DiscussionError"]
 Progress = Callable[[int, int], None]
 
 DECIDE = "decide"
+_DIGEST = re.compile("[0-9a-f]{16}")
 
 
 class DiscussionError(RuntimeError):
@@ -199,7 +201,9 @@ class Discussion:
                     failed.set()
                     raise
 
-        with Log(self.log, self.settings) as log:
+        with Log(self.log, self.settings, self._check_call) as log:
+            for task in listed:
+                self._check_order(task, log)
             results = await asyncio.gather(
                 *(discuss(task, log) for task in listed), return_exceptions=True
             )
@@ -217,6 +221,40 @@ class Discussion:
                 f"the decider is called {decider.name!r}, as one of the agents is; give it a name "
                 "of its own"
             )
+
+    def _check_call(self, key: Key, record: Mapping[str, Any]) -> None:
+        """Raise ValueError for a call that this discussion cannot have logged."""
+        _, round, agent, call, number = key
+        last = len(self.plan)  # who speaks after all rounds is the decision's to say
+        takes_part = agent in names_of(self.agents)
+        if round > last or takes_part == (round == last):
+            raise ValueError(f"{agent!r} has no turn in round {round}")
+        if round < last and agent in self.plan.silent[round]:
+            raise ValueError(f"{agent!r} is silent in round {round}")
+        if call == "message" and number:
+            raise ValueError(f"number is {number}; a turn has one message, number 0")
+        seed = _seed(self.seed, *key)
+        if record["seed"] != seed:
+            raise ValueError(f"seed is {record['seed']!r}; this call of the discussion has {seed}")
+        if not _DIGEST.fullmatch(record["prompt"]):
+            raise ValueError(f"prompt is {record['prompt']!r}; expected 16 hexadecimal digits")
+
+    def _check_order(self, task: Task, log: Log) -> None:
+        """Raise ValueError if a log has what was said and lacks what had to be said before."""
+        waves = [(n, wave) for n in range(len(self.plan)) for wave in self.plan.waves(n)]
+        if isinstance(self.decision, ByReference):
+            waves.append((len(self.plan), [self.decision.decider.name]))
+        missing: Key | None = None
+        for round, wave in waves:
+            keys: list[Key] = [(task.id, round, name, "message", 0) for name in wave]
+            logged = [key for key in keys if log.find(key) is not None]
+            if missing is not None and logged:
+                raise log.damaged(
+                    logged[0],
+                    f"what {logged[0][2]} said in round {round} of {task.label} is here, and what "
+                    f"{missing[2]} said before, in round {missing[1]}, is missing",
+                )
+            missing = missing or next((key for key in keys if key not in logged), None)
 
     def _check_tasks(self, tasks: Sequence[Task]) -> None:
         names = {agent.name for agent in self.agents}
@@ -437,16 +475,15 @@ class _Talk:
         if record is None:
             return await self._call(key, request, {})
         if record.get("prompt") != _digest(request):
-            raise ValueError(
+            raise self.log.damaged(
+                key,
                 f"the log has another prompt as call {number} of {turn.receiver}'s policy in round "
                 f"{turn.round} of {self.task.label}; a policy must write the same prompts for "
-                "the same turn, so use another log"
+                "the same turn",
             )
         return _answer(record)
 
-    async def _call(
-        self, key: tuple[str, int, str, str, int], request: Request, more: Mapping[str, Any]
-    ) -> Answer:
+    async def _call(self, key: Key, request: Request, more: Mapping[str, Any]) -> Answer:
         discussion = self.discussion
         for attempt in range(1, discussion.attempts + 1):
             try:
@@ -463,7 +500,7 @@ class _Talk:
         self.log.answered(key, record)
         return answer
 
-    def _explained(self, key: tuple[str, int, str, str, int], attempt: int, error: Any) -> str:
+    def _explained(self, key: Key, attempt: int, error: Any) -> str:
         _, round, agent, call, _ = key
         whose = f"{agent}'s policy" if call == "policy" else agent
         tries = "once" if attempt == 1 else f"{attempt} times"

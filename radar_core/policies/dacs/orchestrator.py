@@ -286,7 +286,7 @@ class Orchestrator:
             The answer.
 
         Raises:
-            ValueError: the message is blank, or holds half a surrogate pair, or `urgent` is no bool.
+            ValueError: the message is blank, or holds half a surrogate pair; `urgent` is no bool.
             RuntimeError: the orchestrator does not run, was closed, or the model failed as often as
                 it may; the cause is its last error.
         """

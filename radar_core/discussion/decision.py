@@ -117,7 +117,7 @@ class ByMajority:
         answer: Any = self.parse(said.text)
         if answer is not None and not isinstance(answer, str):
             raise TypeError(
-                f"parse returned {answer!r}, a {type(answer).__name__}, for what {said.agent} "
+                f"parse returned {answer!r} ({type(answer).__name__}) for what {said.agent} "
                 f"said ({said.text[:60]!r}); expected a str, such as str(...) of it, or None if "
                 "there is no answer"
             )

@@ -246,7 +246,7 @@ def _check_answer(record: Mapping[str, Any]) -> None:
 def _expect(record: Mapping[str, Any], **kinds: Callable[[Any], bool]) -> None:
     for name, is_right in kinds.items():
         if not is_right(record[name]):
-            raise ValueError(f"{name} is {record[name]!r}")
+            raise ValueError(f"{name} is {record[name]!r}; expected {_EXPECTED[is_right]}")
 
 
 def _text(value: Any) -> bool:
@@ -259,6 +259,15 @@ def _count(value: Any) -> bool:
 
 def _mapping(value: Any) -> bool:
     return isinstance(value, dict)
+
+
+_EXPECTED: dict[Callable[[Any], bool], str] = {
+    is_finite: "a finite number",
+    is_whole: "a whole number",
+    _count: "a whole number of at least 0",
+    _mapping: "a JSON object",
+    _text: "a text",
+}
 
 
 def _now() -> float:

@@ -53,7 +53,7 @@ def test_what_parse_must_not_return_is_named_at_the_first_reply(parsed):
         return parsed if text == "second" else None
 
     kind = type(parsed).__name__
-    with pytest.raises(TypeError, match=rf"a {kind}, for what agent1 said \('second'\)") as caught:
+    with pytest.raises(TypeError, match=rf"\({kind}\) for what agent1 said \('second'\)") as caught:
         decide(ByMajority(parse), "first", "second", "third")
     assert f"parse returned {parsed!r}" in str(caught.value) and seen == ["first", "second"]
 

@@ -15,7 +15,15 @@ from pathlib import Path
 
 import pytest
 
-from radar_core.discussion import Agent, ByLast, CallableModel, Discussion, DiscussionError, Task
+from radar_core.discussion import (
+    Agent,
+    ByLast,
+    CallableModel,
+    Discussion,
+    DiscussionError,
+    Rounds,
+    Task,
+)
 from radar_core.discussion.log import Log
 from radar_core.discussion.settings import described
 from radar_core.methods import AttentionBias
@@ -229,7 +237,7 @@ def written(tmp_path_factory):
 # Line 5 holds what a says, line 4 what its policy asked for before.
 DAMAGES = [
     (5, dict(seconds=None), "'seconds' is missing"),
-    (5, dict(seconds="0.5"), "seconds is '0.5'"),
+    (5, dict(seconds="0.5"), "seconds is '0.5'; expected a finite number"),
     (5, dict(seconds=True), "seconds is True"),
     (5, dict(seconds=10**400), "seconds is 1000"),
     (5, dict(prompt_tokens="10"), "prompt_tokens is '10'"),
@@ -286,6 +294,17 @@ def test_a_lost_line_is_found_by_what_was_said_after_it(tmp_path, written, line,
     log.write_text("\n".join([*written[: line - 1], *written[line:], ""]))
     with pytest.raises(ValueError, match=rf"log\.jsonl:{found}: {message}"):
         run(log, [Task("one", {"a": "a note"}, id="x")], rounds=1)
+
+
+def test_what_a_silent_agent_said_is_refused(tmp_path, written):
+    log = tmp_path / "log.jsonl"
+    quiet = Rounds.repeated(Schedule.complete(NAMES), 1)
+    quiet = Rounds(quiet.schedules, [{"b"}])
+    talk = Discussion(agents(*NAMES), quiet, Recorder(), FullContext(), log=log)
+    asyncio.run(talk.run("one"))
+    log.write_text(log.read_text().replace('"agent": "a"', '"agent": "b"'))
+    with pytest.raises(ValueError, match=r"log\.jsonl:3: .*'b' is silent in round 0"):
+        asyncio.run(talk.run("one"))
 
 
 def test_a_task_that_begins_twice_is_refused(tmp_path, written):

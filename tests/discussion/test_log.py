@@ -250,6 +250,7 @@ DAMAGES = [
     (5, dict(agent="decider"), "'decider' has no turn in round 0"),
     (5, dict(round="0"), "round must be a whole number >= 0, got '0'"),
     (5, dict(round=1), "'a' has no turn in round 1"),
+    (5, dict(round=7), "'a' has no turn in round 7"),
     (14, dict(round=2), "'decider' has no turn in round 2"),
     (5, dict(number=1), "a turn has one message"),
     (4, dict(number=-1), "number is -1"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 
+import numpy as np
 import pytest
 
 from radar_core.discussion import (
@@ -272,7 +273,7 @@ def test_unusable_settings_are_refused(change, message):
 
 SAMPLING = [
     *((name, value) for name in ("temperature", "seed") for value in ("1", None, True, math.nan)),
-    *(("temperature", value) for value in (-0.1, math.inf, 10**400)),
+    *(("temperature", value) for value in (-0.1, math.inf, 10**400, np.zeros(2))),
     *(("seed", value) for value in (0.5, 2**63, -(2**63) - 1)),
     *(("max_new_tokens", value) for value in ("8", None, math.nan, -1)),
 ]

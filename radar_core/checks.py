@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, TypeGuard
 
-__all__ = ["check_has", "check_whole", "is_number", "is_whole"]
+__all__ = [
+    "check_has",
+    "check_number",
+    "check_seed",
+    "check_whole",
+    "is_finite",
+    "is_number",
+    "is_whole",
+]
 
 
 def is_number(value: object) -> TypeGuard[float]:
     """Whether a value is an int or a float."""
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def is_finite(value: object) -> TypeGuard[float]:
+    """Whether a value is an int or a float, and one that a float can hold."""
+    try:
+        return is_number(value) and math.isfinite(value)
+    except OverflowError:  # an int of more than 308 digits
+        return False
 
 
 def is_whole(value: object) -> TypeGuard[int]:
@@ -30,6 +47,27 @@ def check_whole(name: str, value: Any, least: int) -> None:
     """
     if not is_whole(value) or value < least:
         raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
+
+
+def check_number(name: str, value: Any, least: float = 0.0) -> None:
+    """Check that a value is a finite number that is large enough.
+
+    Args:
+        name: of the argument.
+        value: its value.
+        least: the least it may be.
+
+    Raises:
+        ValueError: it is no number, not finite, or less.
+    """
+    if not is_finite(value) or value < least:
+        raise ValueError(f"{name} must be a number of at least {least:g} and finite, got {value!r}")
+
+
+def check_seed(seed: Any) -> None:
+    """Raise ValueError unless a seed, which may be negative, is one that torch can take."""
+    if not is_whole(seed) or not -(2**63) <= seed < 2**63:
+        raise ValueError(f"seed must be a whole number of at most 64 bits, got {seed!r}")
 
 
 def check_has(name: str, value: Any, method: str, example: str) -> None:

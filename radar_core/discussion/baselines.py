@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from radar_core.checks import check_whole
+from radar_core.checks import check_number, check_whole
 from radar_core.discussion.agent import Agent, names_of
 from radar_core.discussion.decision import ByLast, ByMajority
 from radar_core.discussion.model import Model
@@ -79,7 +79,7 @@ def single_agent(model: Model, agent: Agent = SOLVER, **options: Any) -> Discuss
         The discussion.
     """
     usual: dict[str, Any] = {"policy": FullContext(), "rounds": 1, "decision": ByLast()}
-    return Discussion([agent], Topology([], [agent.name]), model, **(usual | options))
+    return Discussion([agent], Topology([], names_of([agent])), model, **(usual | options))
 
 
 def self_consistency(
@@ -101,12 +101,15 @@ def self_consistency(
         The discussion.
 
     Raises:
-        ValueError: the temperature is 0, which would draw the same answer every time.
+        ValueError: a value is unusable, or the temperature is 0, which would draw the same answer
+            every time.
     """
     usual: dict[str, Any] = {"policy": FullContext(), "rounds": 1, "temperature": 0.7} | options
+    check_number("temperature", usual["temperature"])
     if usual["temperature"] == 0:
         raise ValueError("temperature is 0, so all samples would be the same; expected such as 0.7")
     check_whole("samples", samples, 1)
+    names_of([agent])  # which refuses what is no agent
     agents = [replace(agent, name=f"{agent.name} {number + 1}") for number in range(samples)]
     nobody = Topology([], [one.name for one in agents])
     return Discussion(agents, nobody, model, decision=ByMajority(parse), **usual)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
-from radar_core.discussion.agent import Agent
+from radar_core.discussion.agent import Agent, names_of
 from radar_core.discussion.outcome import Spoken, Verdict
 
 __all__ = ["ByLast", "ByMajority", "ByReference", "Decision", "Speak"]
@@ -50,9 +50,15 @@ class ByReference:
 
     Args:
         decider: the agent that decides; none of the discussion's.
+
+    Raises:
+        ValueError: the decider is no `Agent`.
     """
 
     decider: Agent = field(default=DECIDER)
+
+    def __post_init__(self) -> None:
+        names_of([self.decider])
 
     async def decide(self, last: Sequence[Spoken], speak: Speak) -> Verdict:
         """Decide; see `Decision.decide`."""
@@ -76,13 +82,26 @@ class ByMajority:
     Args:
         parse: finds the answer in a message, in a form in which equal answers are equal str; None
             for none. An answer that cannot be parsed has no vote and never wins.
+
+    Raises:
+        ValueError: `parse` cannot be called.
     """
 
     parse: Callable[[str], str | None]
 
+    def __post_init__(self) -> None:
+        if not callable(self.parse):
+            raise ValueError(
+                f"parse is {self.parse!r}; expected a function from a message to the answer in it"
+            )
+
     async def decide(self, last: Sequence[Spoken], speak: Speak) -> Verdict:
-        """Decide; see `Decision.decide`."""
-        parsed = [(self.parse(said.text), said.text) for said in last]
+        """Decide; see `Decision.decide`.
+
+        Raises:
+            TypeError: `parse` returned something else than a str or None.
+        """
+        parsed = [(self._parsed(said), said.text) for said in last]
         votes: Counter[str] = Counter()
         winner, text = None, None
         for answer, said in parsed:
@@ -93,3 +112,13 @@ class ByMajority:
                 winner, text = answer, said
         unparsed = sum(answer is None for answer, _ in parsed)
         return Verdict(text, winner, dict(votes.most_common()), unparsed)
+
+    def _parsed(self, said: Spoken) -> str | None:
+        answer: Any = self.parse(said.text)
+        if answer is not None and not isinstance(answer, str):
+            raise TypeError(
+                f"parse returned {answer!r} ({type(answer).__name__}) for what {said.agent} "
+                f"said ({said.text[:60]!r}); expected a str, such as str(...) of it, or None if "
+                "there is no answer"
+            )
+        return answer

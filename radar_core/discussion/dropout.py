@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid, relu
 
-from radar_core.checks import check_whole, is_whole
+from radar_core.checks import is_whole
 from radar_core.discussion.learned_edges import (
     LearnedEdges,
     batches,
@@ -110,9 +110,23 @@ async def agent_dropout(
         ValueError: a value is unusable, or a utility is no finite number.
     """
     check_same_agents(spatial, temporal)
-    check_settings(items, edge_batches, edge_batch_size, every, rate)
-    check_settings(items, agent_batches, agent_batch_size, every, rate)
-    check_whole("rounds", rounds, 1)
+    check_settings(
+        utility,
+        items,
+        rate,
+        seed,
+        at_least_one=dict(
+            edge_batches=edge_batches,
+            edge_batch_size=edge_batch_size,
+            agent_batches=agent_batches,
+            agent_batch_size=agent_batch_size,
+            every=every,
+            rounds=rounds,
+        ),
+        at_least_zero=dict(
+            learning_rate=learning_rate, nuclear=nuclear, closeness=closeness, tolerance=tolerance
+        ),
+    )
     if not is_whole(agents_out) or not 0 <= agents_out < len(spatial.agents):
         raise ValueError(
             f"agents_out must be a whole number from 0 to {len(spatial.agents) - 1}, one less than "

@@ -8,10 +8,13 @@ import itertools
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from radar_core.checks import is_finite
+from radar_core.discussion.model import plain_number
 from radar_core.topology import GrowingGraph, Topology
 
 __all__ = ["LearnedEdges", "batches", "policy_loss", "utilities"]
@@ -143,7 +146,7 @@ async def utilities(
         float64 [number of items].
 
     Raises:
-        ValueError: one of them is no finite number.
+        ValueError: one of them is no finite number. True and False count as 1 and 0.
         TypeError: `utility` is not async.
     """
     awaited = [utility(graph, item) for graph, item in zip(graphs, items, strict=True)]
@@ -154,7 +157,10 @@ async def utilities(
                 "it an async function"
             )
     found = await asyncio.gather(*awaited)
-    gained = torch.tensor([float(one) for one in found], dtype=torch.float64)
-    if not bool(gained.isfinite().all()):
-        raise ValueError(f"a utility must be a finite number, got {gained.tolist()}")
-    return gained
+    for gained, item in zip(found, items, strict=True):
+        if not isinstance(gained, bool | np.bool_) and not is_finite(plain_number(gained)):
+            raise ValueError(
+                "a utility must be a finite number, such as 1 for a right answer and 0 for a wrong "
+                f"one, got {gained!r} for the item {item!r:.80}"
+            )
+    return torch.tensor([float(gained) for gained in found], dtype=torch.float64)

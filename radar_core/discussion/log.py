@@ -5,19 +5,25 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+from radar_core.checks import is_finite, is_whole
+from radar_core.discussion.task import Task
 from radar_core.json_lines import JsonLines, parsed
+from radar_core.transcript import Message
 
-__all__ = ["Log"]
+__all__ = ["Key", "Log"]
 
 FORMAT = 1
 _FIRST = b'{"radar_discussion"'
 
 Key = tuple[str, int, str, str, int]
+Check = Callable[[Key, Mapping[str, Any]], None]
+
+_MEND = "delete this line and all below it, to go on from what is above, or give another path"
 
 
 class Log(AbstractContextManager["Log"]):
@@ -34,18 +40,27 @@ class Log(AbstractContextManager["Log"]):
     Args:
         path: the file, which is made if need be; None keeps nothing.
         settings: what the answers depend on, as JSON.
+        check: called with the key and the record of every call that the file holds; raises
+            ValueError for one that the discussion cannot have written. None takes all.
 
     Raises:
         ValueError: on entering: the file is no log, is damaged, belongs to other settings, or is
             held by another process.
     """
 
-    def __init__(self, path: str | os.PathLike[str] | None, settings: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None,
+        settings: Mapping[str, Any],
+        check: Check | None = None,
+    ) -> None:
         self.path = None if path is None else Path(path)
+        self._check = check
         # As it reads back, so that it can be compared.
         self.settings = json.loads(json.dumps(settings))
         self._file: JsonLines | None = None
         self._calls: dict[Key, dict[str, Any]] = {}
+        self._lines: dict[Key, int] = {}  # where the calls stand that were read
         self._tasks: dict[str, dict[str, Any]] = {}
         self._ended: set[str] = set()
 
@@ -101,6 +116,18 @@ class Log(AbstractContextManager["Log"]):
         """
         return self._calls.get(key)
 
+    def damaged(self, key: Key, why: str) -> ValueError:
+        """Build the error of a call that was read and does not go with the discussion.
+
+        Args:
+            key: of the call, as in `find`.
+            why: what does not go together.
+
+        Returns:
+            An error that names the line and what to do.
+        """
+        return ValueError(f"{self.path}:{self._lines.get(key, '?')}: {why}; {_MEND}")
+
     def answered(self, key: Key, record: Mapping[str, Any]) -> None:
         """Write an answer.
 
@@ -146,11 +173,16 @@ class Log(AbstractContextManager["Log"]):
         self._check_header(records[0])
         for number, record in enumerate(records[1:], start=2):
             try:
-                self._take(record)
-            except (KeyError, TypeError):
-                raise ValueError(
-                    f"{self.path}:{number}: not a line of a discussion's log"
-                ) from None
+                self._take(record, number)
+            except KeyError as missing:
+                self._refuse(number, f"{missing} is missing")
+            except (TypeError, ValueError) as error:
+                self._refuse(number, str(error))
+
+    def _refuse(self, number: int, why: str) -> NoReturn:
+        raise ValueError(
+            f"{self.path}:{number}: not a line of a discussion's log: {why}; {_MEND}"
+        ) from None
 
     def _check_header(self, header: Mapping[str, Any]) -> None:
         if header.get("radar_discussion") != FORMAT:
@@ -164,18 +196,78 @@ class Log(AbstractContextManager["Log"]):
                 f"{_difference(found, self.settings)}; use another log, or the same settings"
             )
 
-    def _take(self, record: dict[str, Any]) -> None:
+    def _take(self, record: dict[str, Any], line: int) -> None:
         if "verdict" in record:
+            _expect(record, verdict=_mapping, task=_text)
             self._ended.add(record["task"])
         elif "failure" in record:
-            pass
+            _key(record)
+            _expect(record, failure=_text, attempt=is_whole)
         elif "call" in record:
-            if not isinstance(record["text"], str):
-                raise TypeError
-            key = (record["task"], record["round"], record["agent"])
-            self._calls[(*key, record["call"], record["number"])] = record
+            key = _key(record)
+            _check_answer(record)
+            if key in self._calls:
+                raise ValueError(f"line {self._lines[key]} has this call already")
+            if self._check is not None:
+                self._check(key, record)
+            self._calls[key], self._lines[key] = record, line
         else:
-            self._tasks[record["task"]] = {"text": record["text"], "notes": record["notes"]}
+            _expect(record, task=_text)
+            if record["task"] in self._tasks:
+                raise ValueError(f"the task {record['task']!r} stands above already")
+            task = Task(record["text"], record["notes"], record["task"])  # raises for what is none
+            self._tasks[task.id] = {"text": task.text, "notes": dict(task.notes)}
+
+
+def _key(record: Mapping[str, Any]) -> Key:
+    """Return the key of a call's line.
+
+    Raises:
+        KeyError: a field is missing.
+        ValueError: one is none that a log has.
+    """
+    _expect(record, task=_text, number=_count)
+    if record["call"] not in ("message", "policy"):
+        raise ValueError(f'call is {record["call"]!r}; expected "message" or "policy"')
+    Message(record["agent"], record["round"], "")  # raises for what is no agent or no round
+    number = record["number"]
+    return record["task"], record["round"], record["agent"], record["call"], number
+
+
+def _check_answer(record: Mapping[str, Any]) -> None:
+    """Raise KeyError or ValueError unless a call's line holds an answer."""
+    Message(record["agent"], record["round"], record["text"])
+    counts = {f"{whose}_tokens": is_whole for whose in ("prompt", "completion", "anchor")}
+    _expect(record, **counts, seconds=is_finite, seed=_count, prompt=_text)
+    if record["call"] == "message":
+        _expect(record, policy_seconds=is_finite)
+
+
+def _expect(record: Mapping[str, Any], **kinds: Callable[[Any], bool]) -> None:
+    for name, is_right in kinds.items():
+        if not is_right(record[name]):
+            raise ValueError(f"{name} is {record[name]!r}; expected {_EXPECTED[is_right]}")
+
+
+def _text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+def _count(value: Any) -> bool:
+    return is_whole(value) and value >= 0
+
+
+def _mapping(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+_EXPECTED: dict[Callable[[Any], bool], str] = {
+    is_finite: "a finite number",
+    is_whole: "a whole number",
+    _count: "a whole number of at least 0",
+    _mapping: "a JSON object",
+    _text: "a text",
+}
 
 
 def _now() -> float:
@@ -187,7 +279,7 @@ def _parsed(line: bytes, where: str) -> dict[str, Any]:
     try:
         return parsed(line)
     except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
+        raise ValueError(f"{where}: {error}; {_MEND}") from None
 
 
 def _difference(found: Any, wanted: Any, where: str = "") -> str:

@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from radar_core.anchors import Anchor
-from radar_core.checks import check_has, is_number
+from radar_core.checks import (
+    check_has,
+    check_number,
+    check_seed,
+    check_whole,
+    is_finite,
+    is_number,
+)
 from radar_core.methods import Method
 
-__all__ = ["Answer", "Model", "Request", "answer_of", "check_model"]
+__all__ = [
+    "Answer",
+    "Model",
+    "Request",
+    "answer_of",
+    "check_model",
+    "check_sampling",
+    "plain_number",
+]
 
 
 @dataclass(frozen=True)
@@ -100,6 +114,22 @@ def check_model(model: Any) -> None:
         )
 
 
+def check_sampling(max_new_tokens: Any, temperature: Any, seed: Any) -> None:
+    """Check what every request says of how its answer is drawn.
+
+    Args:
+        max_new_tokens: as in `Request`, as are the others.
+        temperature: may be 0.
+        seed: may be negative.
+
+    Raises:
+        ValueError: a value is unusable.
+    """
+    check_whole("max_new_tokens", max_new_tokens, 1)
+    check_number("temperature", temperature)
+    check_seed(seed)
+
+
 async def answer_of(model: Model, request: Request) -> Answer:
     """Ask a model, and check that it answers as a model has to.
 
@@ -145,20 +175,20 @@ def seconds_of(whose: str, value: Any) -> float:
     Raises:
         ValueError: it is no number, or not finite.
     """
-    seconds = _number(value)
-    if seconds is None or not math.isfinite(seconds):
+    seconds = plain_number(value)
+    if not is_finite(seconds):
         raise ValueError(f"{whose} has seconds={value!r}; expected a finite number, 0.0 if unknown")
     return float(seconds)
 
 
 def _whole(what: str, value: Any) -> int:
-    number = _number(value)
-    if number is None or not math.isfinite(number) or number != int(number):
+    number = plain_number(value)
+    if not is_finite(number) or number != int(number):
         raise ValueError(f"{what}={value!r}; expected a whole number, 0 if unknown")
     return int(number)
 
 
-def _number(value: Any) -> int | float | None:
-    """Return a number of any library as Python's own; None for what is none."""
+def plain_number(value: Any) -> int | float | None:
+    """Return a number of any library, numpy or torch say, as Python's own; None for others."""
     value = value.item() if hasattr(value, "item") and getattr(value, "ndim", 1) == 0 else value
     return value if is_number(value) else None

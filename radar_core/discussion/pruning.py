@@ -5,13 +5,13 @@ Source: AgentPrune (Zhang et al., arXiv 2410.02506); written from its described 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
 
-from radar_core.checks import check_whole, is_number
+from radar_core.checks import check_has, check_number, check_seed, check_whole, is_number
 from radar_core.discussion.learned_edges import (
     LearnedEdges,
     batches,
@@ -68,7 +68,8 @@ async def agent_prune(
         spatial: the edges within a round that there can be; they may have cycles.
         temporal: the edges from one round to the next that there can be.
         utility: `await utility(schedule, item)` tells how well a schedule serves an item, such as 1
-            for a right answer and 0 for a wrong one. Those of a batch are awaited together.
+            for a right answer and 0 for a wrong one: any finite number, the larger the better.
+            Those of a batch are awaited together.
         items: what to learn on, in order and over and over; none that is evaluated on later.
         iterations: how many.
         batch_size: draws of each iteration.
@@ -87,7 +88,14 @@ async def agent_prune(
         ValueError: a value is unusable, or a utility is no finite number.
     """
     check_same_agents(spatial, temporal)
-    check_settings(items, iterations, batch_size, every, rate)
+    check_settings(
+        utility,
+        items,
+        rate,
+        seed,
+        at_least_one=dict(iterations=iterations, batch_size=batch_size, every=every),
+        at_least_zero=dict(learning_rate=learning_rate, low_rank=low_rank),
+    )
     generator = torch.Generator().manual_seed(seed)
     within = LearnedEdges(spatial, 1, acyclic=True)
     across = LearnedEdges(temporal, 1, acyclic=False)
@@ -123,12 +131,31 @@ def nuclear_norm(edges: LearnedEdges) -> torch.Tensor:
 
 
 def check_settings(
-    items: Sequence[object], iterations: int, batch_size: int, every: int, rate: float
+    utility: object,
+    items: Sequence[object],
+    rate: float,
+    seed: int,
+    *,
+    at_least_one: Mapping[str, int],
+    at_least_zero: Mapping[str, float],
 ) -> None:
-    """Raise ValueError unless the settings of a learning loop are usable."""
+    """Raise ValueError unless the settings of a learning loop are usable.
+
+    Args:
+        utility: as in `agent_prune`, as are the next three.
+        items: what is learned on.
+        rate: share of edges.
+        seed: of the draws.
+        at_least_one: whole numbers by their names.
+        at_least_zero: finite numbers by their names.
+    """
+    check_has("utility", utility, "__call__", "async def utility(schedule, item)")
     if not len(items):
         raise ValueError("items is empty; expected at least one item to learn on")
-    for name, value in (("iterations", iterations), ("batch_size", batch_size), ("every", every)):
+    for name, value in at_least_one.items():
         check_whole(name, value, 1)
+    for name, number in at_least_zero.items():
+        check_number(name, number)
     if not is_number(rate) or not 0 < rate < 1:
         raise ValueError(f"rate must lie between 0 and 1, got {rate!r}")
+    check_seed(seed)

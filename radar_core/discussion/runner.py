@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,10 +13,10 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from radar_core.checks import check_has, check_whole, is_number
+from radar_core.checks import check_has, check_number, check_whole
 from radar_core.discussion.agent import Agent, names_of
 from radar_core.discussion.decision import ByReference, Decision
-from radar_core.discussion.log import Log
+from radar_core.discussion.log import Key, Log
 from radar_core.discussion.model import (
     LASTING_ERRORS,
     Answer,
@@ -23,13 +24,14 @@ from radar_core.discussion.model import (
     Request,
     answer_of,
     check_model,
+    check_sampling,
     seconds_of,
 )
 from radar_core.discussion.outcome import Outcome, Spoken, Verdict
 from radar_core.discussion.rounds import Rounds
 from radar_core.discussion.settings import described
 from radar_core.discussion.task import Task
-from radar_core.policies.policy import Policy, Turn
+from radar_core.policies.policy import Context, Policy, Turn
 from radar_core.schedule import Schedule
 from radar_core.topology import Topology
 from radar_core.transcript import Message, Transcript
@@ -39,6 +41,7 @@ __all__ = ["Discussion", "DiscussionError"]
 Progress = Callable[[int, int], None]
 
 DECIDE = "decide"
+_DIGEST = re.compile("[0-9a-f]{16}")
 
 
 class DiscussionError(RuntimeError):
@@ -93,14 +96,17 @@ class Discussion:
     def __post_init__(self) -> None:
         object.__setattr__(self, "agents", tuple(self.agents))
         _check_agents(self.agents, self.schedule)
-        for name, least in (("max_new_tokens", 1), ("attempts", 1)):
-            check_whole(name, getattr(self, name), least)
+        check_sampling(self.max_new_tokens, self.temperature, self.seed)
+        check_whole("attempts", self.attempts, 1)
+        check_number("backoff", self.backoff)
         if self.rounds is not None:
             check_whole("rounds", self.rounds, 1)
-        if not is_number(self.backoff) or not 0 <= self.backoff < float("inf"):
-            raise ValueError(f"backoff must be seconds of at least 0, got {self.backoff!r}")
+        if self.log is not None and not isinstance(self.log, str | os.PathLike):
+            raise ValueError(f"log must be a path, or None for none, got {self.log!r}")
         check_has("policy", self.policy, "context", "FullContext()")
         check_has("decision", self.decision, "decide", "ByLast()")
+        if isinstance(self.decision, ByReference):
+            self._check_decider(self.decision.decider)
         check_model(self.model)
         if isinstance(self.schedule, Rounds) and self.rounds not in (None, len(self.schedule)):
             raise ValueError(
@@ -177,6 +183,8 @@ class Discussion:
             ValueError: as `run`, or two tasks have the same id.
         """
         check_whole("at_once", at_once, 1)
+        if progress is not None and not callable(progress):
+            raise ValueError(f"progress must be a function of two counts, got {progress!r}")
         listed = [task if isinstance(task, Task) else Task(task) for task in tasks]
         self._check_tasks(listed)
         count = _Count(len(listed) * sum(map(self.plan.speakers, range(len(self.plan)))), progress)
@@ -189,11 +197,13 @@ class Discussion:
                     return None
                 try:
                     return await _Talk(self, task, log, count).run()
-                except Exception:
+                except BaseException:  # a model may raise CancelledError, or exit
                     failed.set()
                     raise
 
-        with Log(self.log, self.settings) as log:
+        with Log(self.log, self.settings, self._check_call) as log:
+            for task in listed:
+                self._check_order(task, log)
             results = await asyncio.gather(
                 *(discuss(task, log) for task in listed), return_exceptions=True
             )
@@ -204,6 +214,47 @@ class Discussion:
                 errors[0].add_note(f"{len(outcomes)} of {len(listed)} tasks came to their end")
             raise errors[0]
         return outcomes
+
+    def _check_decider(self, decider: Agent) -> None:
+        if decider.name in names_of(self.agents):
+            raise ValueError(
+                f"the decider is called {decider.name!r}, as one of the agents is; give it a name "
+                "of its own"
+            )
+
+    def _check_call(self, key: Key, record: Mapping[str, Any]) -> None:
+        """Raise ValueError for a call that this discussion cannot have logged."""
+        _, round, agent, call, number = key
+        last = len(self.plan)  # who speaks after all rounds is the decision's to say
+        takes_part = agent in names_of(self.agents)
+        if round > last or takes_part == (round == last):
+            raise ValueError(f"{agent!r} has no turn in round {round}")
+        if round < last and agent in self.plan.silent[round]:
+            raise ValueError(f"{agent!r} is silent in round {round}")
+        if call == "message" and number:
+            raise ValueError(f"number is {number}; a turn has one message, number 0")
+        seed = _seed(self.seed, *key)
+        if record["seed"] != seed:
+            raise ValueError(f"seed is {record['seed']!r}; this call of the discussion has {seed}")
+        if not _DIGEST.fullmatch(record["prompt"]):
+            raise ValueError(f"prompt is {record['prompt']!r}; expected 16 hexadecimal digits")
+
+    def _check_order(self, task: Task, log: Log) -> None:
+        """Raise ValueError if a log has what was said and lacks what had to be said before."""
+        waves = [(n, wave) for n in range(len(self.plan)) for wave in self.plan.waves(n)]
+        if isinstance(self.decision, ByReference):
+            waves.append((len(self.plan), [self.decision.decider.name]))
+        missing: Key | None = None
+        for round, wave in waves:
+            keys: list[Key] = [(task.id, round, name, "message", 0) for name in wave]
+            logged = [key for key in keys if log.find(key) is not None]
+            if missing is not None and logged:
+                raise log.damaged(
+                    logged[0],
+                    f"what {logged[0][2]} said in round {round} of {task.label} is here, and what "
+                    f"{missing[2]} said before, in round {missing[1]}, is missing",
+                )
+            missing = missing or next((key for key in keys if key not in logged), None)
 
     def _check_tasks(self, tasks: Sequence[Task]) -> None:
         names = {agent.name for agent in self.agents}
@@ -265,7 +316,13 @@ class _Talk:
         for round in range(len(self.discussion.plan)):
             said += await self._round(round, said)
         last = [one for one in said if one.round == said[-1].round]
-        verdict = await self.discussion.decision.decide(last, self._one_more)
+        decision = self.discussion.decision
+        verdict = await decision.decide(last, self._one_more)
+        if not isinstance(verdict, Verdict):
+            raise TypeError(
+                f"{type(decision).__name__}.decide returned a {type(verdict).__name__}; expected a "
+                "Verdict"
+            )
         seconds = time.perf_counter() - started
         self.log.ended(self.task.id, _verdict_record(verdict, seconds))
         return Outcome(self.task, tuple(said), verdict, seconds)
@@ -290,11 +347,7 @@ class _Talk:
 
     async def _one_more(self, agent: Agent, heard: Sequence[Spoken]) -> Spoken:
         """Let an agent speak that is none of the discussion's, such as a decider."""
-        if agent.name in self.agents:
-            raise ValueError(
-                f"the decider is called {agent.name!r}, as one of the agents is; give it a name of "
-                "its own"
-            )
+        self.discussion._check_decider(agent)
         names = [*self.roles, agent.name]
         topology = Topology([(one.agent, agent.name) for one in heard], names)
         turn = self._turn(agent, len(self.discussion.plan), heard, topology, DECIDE)
@@ -353,6 +406,11 @@ class _Talk:
 
         try:
             context = await (agent.policy or discussion.policy).context(turn, ask)
+            if not isinstance(context, Context):
+                raise TypeError(
+                    f"its context is a {type(context).__name__}; expected a Context, such as "
+                    "Context(messages)"
+                )
             seconds = seconds_of("its context", context.seconds)
         except Exception as error:
             error.add_note(f"in {agent.name}'s policy, round {turn.round}, {self.task.label}")
@@ -417,16 +475,15 @@ class _Talk:
         if record is None:
             return await self._call(key, request, {})
         if record.get("prompt") != _digest(request):
-            raise ValueError(
+            raise self.log.damaged(
+                key,
                 f"the log has another prompt as call {number} of {turn.receiver}'s policy in round "
                 f"{turn.round} of {self.task.label}; a policy must write the same prompts for "
-                "the same turn, so use another log"
+                "the same turn",
             )
         return _answer(record)
 
-    async def _call(
-        self, key: tuple[str, int, str, str, int], request: Request, more: Mapping[str, Any]
-    ) -> Answer:
+    async def _call(self, key: Key, request: Request, more: Mapping[str, Any]) -> Answer:
         discussion = self.discussion
         for attempt in range(1, discussion.attempts + 1):
             try:
@@ -443,7 +500,7 @@ class _Talk:
         self.log.answered(key, record)
         return answer
 
-    def _explained(self, key: tuple[str, int, str, str, int], attempt: int, error: Any) -> str:
+    def _explained(self, key: Key, attempt: int, error: Any) -> str:
         _, round, agent, call, _ = key
         whose = f"{agent}'s policy" if call == "policy" else agent
         tries = "once" if attempt == 1 else f"{attempt} times"

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import StoppingCriteria, StoppingCriteriaList
 
-from radar_core.checks import check_whole, is_number, is_whole
-from radar_core.discussion.model import Answer, Request
+from radar_core.checks import check_whole
+from radar_core.discussion.model import Answer, Request, check_sampling
 from radar_core.hooks.attachment import unwrapped
 from radar_core.hooks.turns import turn
 from radar_core.methods import Method
@@ -95,7 +95,7 @@ class SteeredModel:
             ValueError: the prompt does not fit the model, its anchors are not in it or cannot be
                 steered towards, or a value is unusable; other requests are not troubled.
         """
-        _check(request)
+        check_sampling(request.max_new_tokens, request.temperature, request.seed)
         loop = asyncio.get_running_loop()
         queue = self._queues.setdefault(loop, _Queue())
         waiting = _Waiting(request, loop.create_future())
@@ -294,14 +294,3 @@ class _Queue:
 
 def _is_anchored(request: Request) -> bool:
     return len(request.anchors) > 0  # an array of them has no truth value
-
-
-def _check(request: Request) -> None:
-    temperature = request.temperature
-    check_whole("max_new_tokens", request.max_new_tokens, 1)
-    if not is_number(temperature):
-        raise ValueError(f"temperature must be a number, got {temperature!r}")
-    if not 0 <= temperature < float("inf"):
-        raise ValueError(f"temperature must be at least 0 and finite, got {temperature!r}")
-    if not is_whole(request.seed):
-        raise ValueError(f"seed must be a whole number, got {request.seed!r}")

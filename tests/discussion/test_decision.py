@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import re
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from radar_core.discussion import Answer, ByLast, ByMajority, Spoken
+from radar_core.discussion import Answer, ByLast, ByMajority, ByReference, Spoken
 
 
 def decide(decision, *texts):
@@ -41,6 +42,27 @@ def test_what_cannot_be_parsed_never_wins():
     verdict = decide(ByMajority(parse), "hm", "hm", "hm")
     assert (verdict.answer, verdict.text, verdict.unparsed) == (None, None, 3)
     assert decide(ByMajority(parse), "hm", "hm", "answer C").answer == "C"
+
+
+@pytest.mark.parametrize("parsed", [3, 1.5, float("nan"), True, ["a"], {"a": 1}, b"x"])
+def test_what_parse_must_not_return_is_named_at_the_first_reply(parsed):
+    seen = []
+
+    def parse(text):
+        seen.append(text)
+        return parsed if text == "second" else None
+
+    kind = type(parsed).__name__
+    with pytest.raises(TypeError, match=rf"\({kind}\) for what agent1 said \('second'\)") as caught:
+        decide(ByMajority(parse), "first", "second", "third")
+    assert f"parse returned {parsed!r}" in str(caught.value) and seen == ["first", "second"]
+
+
+def test_decisions_are_refused_for_what_they_cannot_use():
+    with pytest.raises(ValueError, match=r"parse is 'answer'; expected a function"):
+        ByMajority("answer")
+    with pytest.raises(ValueError, match="must hold Agent objects"):
+        ByReference("decider")
 
 
 @settings(deadline=None)

@@ -8,12 +8,22 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from radar_core.discussion import Agent, ByLast, CallableModel, Discussion, DiscussionError, Task
+from radar_core.discussion import (
+    Agent,
+    ByLast,
+    CallableModel,
+    Discussion,
+    DiscussionError,
+    Rounds,
+    Task,
+)
 from radar_core.discussion.log import Log
 from radar_core.discussion.settings import described
 from radar_core.methods import AttentionBias
@@ -216,20 +226,135 @@ def test_a_damaged_line_is_named(tmp_path, line):
         run(log, ["one"])
 
 
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """The lines of a whole log: header, task, nine calls of a round, three of the decider, end."""
+    log = tmp_path_factory.mktemp("written") / "log.jsonl"
+    run(log, [Task("one", {"a": "a note"}, id="x")], rounds=1)
+    return log.read_text().splitlines()
+
+
+# Line 5 holds what a says, line 4 what its policy asked for before.
+DAMAGES = [
+    (5, dict(seconds=None), "'seconds' is missing"),
+    (5, dict(seconds="0.5"), "seconds is '0.5'; expected a finite number"),
+    (5, dict(seconds=True), "seconds is True"),
+    (5, dict(seconds=10**400), "seconds is 1000"),
+    (5, dict(prompt_tokens="10"), "prompt_tokens is '10'"),
+    (5, dict(anchor_tokens=0.5), "anchor_tokens is 0.5"),
+    (5, dict(policy_seconds=None), "'policy_seconds' is missing"),
+    (5, dict(policy_seconds="z"), "policy_seconds is 'z'"),
+    (5, dict(text="\ud800"), "text holds half a surrogate pair at character 0"),
+    (5, dict(agent="\ud800"), "sender holds half a surrogate pair"),
+    (5, dict(agent="z"), "'z' has no turn in round 0"),
+    (5, dict(agent="decider"), "'decider' has no turn in round 0"),
+    (5, dict(round="0"), "round must be a whole number >= 0, got '0'"),
+    (5, dict(round=1), "'a' has no turn in round 1"),
+    (5, dict(round=7), "'a' has no turn in round 7"),
+    (14, dict(round=2), "'decider' has no turn in round 2"),
+    (5, dict(number=1), "a turn has one message"),
+    (4, dict(number=-1), "number is -1"),
+    (4, dict(number=0), "line 3 has this call already"),
+    (5, dict(call="note"), "call is 'note'"),
+    (5, dict(task=""), "task is ''"),
+    (5, dict(seed=5), "seed is 5; this call of the discussion has"),
+    (5, dict(seed=None), "'seed' is missing"),
+    (5, dict(prompt="zzz"), "expected 16 hexadecimal digits"),
+    (5, dict(failure=3, attempt=1), "failure is 3"),
+    (2, dict(text=7), "text must be a str that is not blank, got 7"),
+    (2, dict(text="\ud800"), "task's text holds half a surrogate pair"),
+    (2, dict(notes={"a": 1}), "notes must be str by agents' names"),
+    (2, dict(task=["x"]), r"task is \['x'\]"),
+    (15, dict(verdict="done"), "verdict is 'done'"),
+]
+
+
+@pytest.mark.parametrize(("line", "change", "message"), DAMAGES)
+def test_a_damaged_field_is_named_with_its_line_before_anything_is_asked(
+    tmp_path, written, line, change, message
+):
+    log = tmp_path / "log.jsonl"
+    record = json.loads(written[line - 1]) | change
+    changed = json.dumps({name: value for name, value in record.items() if value is not None})
+    log.write_text("\n".join([*written[: line - 1], changed, *written[line:], ""]))
+    model = Recorder()
+    with pytest.raises(ValueError, match=rf"log\.jsonl:{line}: .*{message}.*delete this line"):
+        run(log, [Task("one", {"a": "a note"}, id="x")], model=model, rounds=1)
+    assert not model.requests
+
+
+@pytest.mark.parametrize(
+    ("line", "found", "message"),
+    [
+        (5, 7, "what b said in round 0 .* is here, and what a said before, in round 0, is missing"),
+        (11, 13, "what decider said in round 1 .*what c said before"),
+    ],
+)
+def test_a_lost_line_is_found_by_what_was_said_after_it(tmp_path, written, line, found, message):
+    log = tmp_path / "log.jsonl"
+    log.write_text("\n".join([*written[: line - 1], *written[line:], ""]))
+    with pytest.raises(ValueError, match=rf"log\.jsonl:{found}: {message}"):
+        run(log, [Task("one", {"a": "a note"}, id="x")], rounds=1)
+
+
+def test_what_a_silent_agent_said_is_refused(tmp_path, written):
+    log = tmp_path / "log.jsonl"
+    quiet = Rounds.repeated(Schedule.complete(NAMES), 1)
+    quiet = Rounds(quiet.schedules, [{"b"}])
+    talk = Discussion(agents(*NAMES), quiet, Recorder(), FullContext(), log=log)
+    asyncio.run(talk.run("one"))
+    log.write_text(log.read_text().replace('"agent": "a"', '"agent": "b"'))
+    with pytest.raises(ValueError, match=r"log\.jsonl:3: .*'b' is silent in round 0"):
+        asyncio.run(talk.run("one"))
+
+
+def test_a_task_that_begins_twice_is_refused(tmp_path, written):
+    log = tmp_path / "log.jsonl"
+    log.write_text("\n".join([*written[:2], written[1], ""]))
+    with pytest.raises(ValueError, match=r"log\.jsonl:3: .*the task 'x' stands above already"):
+        run(log, [Task("one", {"a": "a note"}, id="x")], rounds=1)
+
+
+def test_two_threads_cannot_write_one_log(tmp_path):
+    log, begun, ended = tmp_path / "log.jsonl", threading.Event(), threading.Event()
+
+    def answer(messages):
+        begun.set()
+        assert ended.wait(30)
+        return "yes"
+
+    def first():
+        talk = discussion(log, CallableModel(answer), FullContext(), decision=ByLast(), rounds=1)
+        return asyncio.run(talk.run("one")).answer
+
+    with ThreadPoolExecutor(1) as pool:
+        answered = pool.submit(first)
+        try:
+            assert begun.wait(30)
+            with pytest.raises(ValueError, match="another discussion is writing"):
+                run(log, ["two"])
+        finally:
+            ended.set()
+        assert answered.result() == "yes"
+    assert [line.get("text") for line in lines(log) if "call" in line] == ["yes"] * 3
+
+
 def test_a_disk_that_is_full_for_a_moment_costs_what_was_said_meanwhile(tmp_path):
     log = tmp_path / "log.jsonl"
     keys = [("t", 0, name, "message", 0) for name in NAMES]
+    answer = dict(prompt_tokens=1, completion_tokens=1, anchor_tokens=0, seconds=0.5)
+    answer |= dict(seed=3, prompt="0" * 16, policy_seconds=0.0)
     with Log(log, {}) as held:
-        held.answered(keys[0], {"text": "a"})
+        held.answered(keys[0], {"text": "a", **answer})
         with no_room(log):
             with pytest.raises(OSError, match="too large"):
-                held.answered(keys[1], {"text": "b" * 100})
+                held.answered(keys[1], {"text": "b" * 100, **answer})
             with pytest.raises(OSError, match="too large"):
                 held.begin("t", "text", {})
             with pytest.raises(OSError, match="too large"):
                 held.ended("t", {})
         assert held.find(keys[1]) is None, "it must be asked again"
-        held.answered(keys[2], {"text": "c"})
+        held.answered(keys[2], {"text": "c", **answer})
         held.begin("t", "text", {})
         held.ended("t", {})
     assert [line.get("text") for line in lines(log)[1:]] == ["a", "c", "text", None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import numpy as np
 import pytest
 import torch
 
@@ -232,11 +233,48 @@ def test_any_number_of_agents_and_rounds(agents, rounds):
         (dict(temporal=Topology.complete(["a", "b"])), "the same agents in the same order"),
         (dict(rate=1.0), "rate must lie between 0 and 1"),
         (dict(iterations=0), "iterations must be a whole number"),
+        (dict(batch_size=True), "batch_size must be a whole number"),
+        (dict(learning_rate=float("nan")), "learning_rate must be a number of at least 0"),
+        (dict(learning_rate="0.1"), "learning_rate must be a number of at least 0"),
+        (dict(low_rank=-1), "low_rank must be a number of at least 0"),
+        (dict(seed="x"), "seed must be a whole number"),
+        (dict(seed=2**63), "seed must be a whole number of at most 64 bits"),
+        (dict(utility=None), "utility is a NoneType that cannot be called"),
     ],
 )
 def test_unusable_settings_are_refused(change, message):
     with pytest.raises(ValueError, match=message):
         prune(**change)
+
+
+@pytest.mark.parametrize("name", ["nuclear", "closeness", "tolerance", "learning_rate"])
+def test_unusable_weights_of_dropout_are_refused_before_anything_is_tried(name):
+    async def never(rounds, item):
+        raise AssertionError("nothing is to be tried")
+
+    for value in (float("nan"), float("inf"), -1, None, True):
+        with pytest.raises(ValueError, match=f"{name} must be a number of at least 0 and finite"):
+            dropout(utility=never, **{name: value})
+    with pytest.raises(ValueError, match="seed must be a whole number"):
+        dropout(utility=never, seed=None)
+
+
+@pytest.mark.parametrize("value", [None, "1", "x", [1.0], float("inf"), 10**400, torch.ones(2)])
+@pytest.mark.parametrize("learn", [prune, dropout])
+def test_a_utility_that_is_no_finite_number_is_named_with_its_item(learn, value):
+    async def utility(graph, item):
+        return value
+
+    with pytest.raises(ValueError, match=r"a utility must be a finite number.* the item 'item'"):
+        learn(utility=utility)
+
+
+@pytest.mark.parametrize("one", [1, True, np.True_, np.float32(1), torch.tensor(1.0)])
+def test_a_utility_may_be_any_librarys_number_or_whether_an_answer_is_right(one):
+    async def utility(schedule, item):
+        return one
+
+    assert prune(utility=utility, iterations=2).utilities == (1.0, 1.0)
 
 
 def test_utilities_must_be_numbers_and_agents_must_be_left():

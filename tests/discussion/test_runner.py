@@ -5,23 +5,32 @@ from __future__ import annotations
 import asyncio
 import math
 
+import numpy as np
 import pytest
 
 from radar_core.discussion import (
     Agent,
     Answer,
     ByLast,
+    ByReference,
     CallableModel,
     Discussion,
     DiscussionError,
     Rounds,
     Task,
+    chain,
+    debate,
+    self_consistency,
+    single_agent,
 )
+from radar_core.discussion.model import check_sampling
+from radar_core.policies.dacs import Orchestrator
 from radar_core.policies.full import FullContext
 from radar_core.policies.policy import Context
 from radar_core.schedule import Schedule
 from radar_core.topology import Topology
 from tests.discussion.agents import Recorder, Summing, Watching, agents
+from tests.policies.dacs.support import Words
 
 NAMES = ["a", "b", "c", "d"]
 # a -> b -> d and c alone within a round; d -> a from one round to the next.
@@ -247,6 +256,10 @@ def test_a_policys_error_says_whose_it_is():
         (dict(rounds=0), "rounds must be a whole number of at least 1"),
         (dict(max_new_tokens=True), "max_new_tokens must be"),
         (dict(backoff=-1), "backoff must be"),
+        (dict(backoff=math.nan), "backoff must be"),
+        (dict(attempts=None), "attempts must be"),
+        (dict(log=5), "log must be a path, or None for none, got 5"),
+        (dict(decision=ByReference(Agent("a", "decider"))), "the decider is called 'a'"),
         (dict(schedule=Rounds.repeated(SCHEDULE, 3), rounds=2), "has 3 rounds"),
     ],
 )
@@ -256,6 +269,81 @@ def test_unusable_settings_are_refused(change, message):
     )
     with pytest.raises(ValueError, match=message):
         Discussion(**(settings | change))
+
+
+SAMPLING = [
+    *((name, value) for name in ("temperature", "seed") for value in ("1", None, True, math.nan)),
+    *(("temperature", value) for value in (-0.1, math.inf, 10**400, np.zeros(2))),
+    *(("seed", value) for value in (0.5, 2**63, -(2**63) - 1)),
+    *(("max_new_tokens", value) for value in ("8", None, math.nan, -1)),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), SAMPLING)
+def test_unusable_sampling_is_refused_wherever_it_can_be_given(name, value):
+    model = Recorder()
+    for build in (
+        lambda: Discussion(agents(*NAMES), SCHEDULE, model, Watching(), **{name: value}),
+        lambda: single_agent(model, **{name: value}),
+        lambda: self_consistency(model, str, **{name: value}),
+        lambda: chain(agents("a"), model, **{name: value}),
+        lambda: debate(model, str, **{name: value}),
+        lambda: Orchestrator(model, Words(), budget=500, **{name: value}),
+        lambda: check_sampling(
+            **({"max_new_tokens": 8, "temperature": 0, "seed": 0} | {name: value})
+        ),
+    ):
+        with pytest.raises(ValueError, match=f"{name} must be a"):
+            build()
+
+
+@pytest.mark.parametrize(("temperature", "seed"), [(0, -1), (0.7, 2**63 - 1), (2, -(2**63))])
+def test_every_sensible_temperature_and_seed_is_taken(temperature, seed):
+    outcome, model, _ = discuss(temperature=temperature, seed=seed, rounds=1)
+    assert outcome.answer and {one.temperature for one in model.requests} == {temperature}
+
+
+def test_a_progress_that_cannot_be_called_is_refused_before_the_model_is_asked():
+    model = Recorder()
+    discussion = Discussion(agents(*NAMES), SCHEDULE, model, Watching())
+    with pytest.raises(ValueError, match="progress must be a function of two counts, got 'bar'"):
+        asyncio.run(discussion.run("What now?", progress="bar"))
+    assert not model.requests
+
+
+def test_what_is_no_context_is_refused_before_the_model_is_asked():
+    class Bare:
+        async def context(self, turn, ask):
+            return [{"role": "user", "content": turn.query}]
+
+    model = Recorder()
+    with pytest.raises(TypeError, match="its context is a list; expected a Context") as caught:
+        discuss(model=model, policy=Bare())
+    assert "'s policy, round 0" in caught.value.__notes__[0] and not model.requests
+
+
+def test_what_is_no_verdict_is_named():
+    class Bare:
+        async def decide(self, last, speak):
+            return last[-1].text
+
+    with pytest.raises(TypeError, match=r"Bare.decide returned a str; expected a Verdict"):
+        discuss(decision=Bare())
+
+
+class Quits(BaseException):
+    """Ends a run, as an interrupt would."""
+
+
+@pytest.mark.parametrize("error", [Quits, GeneratorExit, asyncio.CancelledError])
+def test_no_further_task_is_begun_after_a_model_quits(error):
+    model = Flaky(1, error("enough"))
+    discussion = Discussion(
+        agents("a"), Topology([], ["a"]), model, Watching(), decision=ByLast(), rounds=1
+    )
+    with pytest.raises(error):
+        asyncio.run(discussion.run_many(["one", "two", "three"], at_once=1))
+    assert model.calls == 1
 
 
 @pytest.mark.parametrize(
@@ -295,7 +383,14 @@ def test_a_function_takes_part_as_a_model():
     assert outcome.answer.count("WHAT NOW?") >= 4
 
 
-@pytest.mark.parametrize("answer", [Answer("x", seconds=math.nan), Answer("x", prompt_tokens=None)])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Answer("x", seconds=math.nan),
+        Answer("x", seconds=10**400),
+        Answer("x", prompt_tokens=None),
+    ],
+)
 def test_an_answer_that_no_log_can_hold_is_the_models_failure(answer, tmp_path):
     async def model(request):
         return answer

@@ -154,6 +154,7 @@ def _event(line: bytes, place: str) -> Event:
         event = parsed(line)
     except ValueError as error:
         raise ValueError(f"{place} is no event of an orchestrator: {error}") from None
-    if event.get("event") not in EVENTS:
+    # Compared one by one, as what stands there may be a list, which no set can be asked for.
+    if not any(event.get("event") == known for known in EVENTS):
         raise ValueError(f"{place} is no event of an orchestrator: {line[:60]!r}")
     return event

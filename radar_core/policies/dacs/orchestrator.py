@@ -33,8 +33,15 @@ from types import TracebackType
 from typing import Any, Self
 
 from radar_core.anchors import Anchor
-from radar_core.checks import check_whole
-from radar_core.discussion.model import Answer, Model, Request, answer_of, check_model
+from radar_core.checks import check_has, check_whole, is_number
+from radar_core.discussion.model import (
+    Answer,
+    Model,
+    Request,
+    answer_of,
+    check_model,
+    check_sampling,
+)
 from radar_core.methods import Method
 from radar_core.policies.dacs.context import MODES, BuiltContext, ContextBuilder, Mode
 from radar_core.policies.dacs.log import EventLog
@@ -45,6 +52,7 @@ from radar_core.policies.dacs.requests import (
     FocusContext,
     SteeringRequest,
     SteeringResponse,
+    check_text,
 )
 from radar_core.policies.dacs.tokens import TokenCounter
 from radar_core.policies.tokens import Tokenizer
@@ -124,11 +132,15 @@ class Orchestrator:
         steering_prompt: str = STEERING_PROMPT,
         user_prompt: str = USER_PROMPT,
     ) -> None:
-        limits = dict(max_new_tokens=max_new_tokens, max_turns=max_turns, attempts=attempts)
-        for name, value in limits.items():
-            check_whole(name, value, 1)
-        if not max_seconds > 0:
+        check_sampling(max_new_tokens, temperature, seed)
+        check_whole("max_turns", max_turns, 1)
+        check_whole("attempts", attempts, 1)
+        if not is_number(max_seconds) or not max_seconds > 0:  # math.inf is no limit
             raise ValueError(f"max_seconds is {max_seconds!r}; expected a time above 0")
+        check_text("steering_prompt", steering_prompt, blank=True)
+        check_text("user_prompt", user_prompt, blank=True)
+        if log is not None:
+            check_has("log", log, "write", 'EventLog("events.jsonl")')
         if mode not in MODES:
             raise ValueError(f"mode is {mode!r}; expected one of {', '.join(map(repr, MODES))}")
         if method is not None and mode != "soft":
@@ -227,11 +239,16 @@ class Orchestrator:
             The decision; `abandoned` says why if there is none.
 
         Raises:
-            ValueError: the agent is unknown or has ended, or the request's id is waiting already.
+            ValueError: the agent is unknown or has ended, the request's id is waiting already, or
+                an argument is none of its kind.
             RuntimeError: the orchestrator does not run.
             Exception: what `follow_up` raised, or what ended the orchestrator.
         """
         self._check_running()
+        if not isinstance(request, SteeringRequest):
+            raise ValueError(f"request is {request!r}; expected a SteeringRequest")
+        if follow_up is not None:
+            check_has("follow_up", follow_up, "__call__", "an async function of a response")
         if self.registry.entry(request.agent_id).status.ended:
             raise ValueError(f"agent {request.agent_id!r} has ended; a heartbeat may set it going")
         if any(session.request.request_id == request.request_id for session in self._open):
@@ -269,7 +286,7 @@ class Orchestrator:
             The answer.
 
         Raises:
-            ValueError: the message is blank, or holds half a surrogate pair.
+            ValueError: the message is blank, or holds half a surrogate pair; `urgent` is no bool.
             RuntimeError: the orchestrator does not run, was closed, or the model failed as often as
                 it may; the cause is its last error.
         """
@@ -277,11 +294,14 @@ class Orchestrator:
         if not isinstance(message, str) or not message.strip():
             raise ValueError(f"message is {message!r}; expected a text")
         check_unicode("message", message)
+        if not isinstance(urgent, bool):
+            raise ValueError(f"urgent is {urgent!r}; expected True or False")
         future = asyncio.get_running_loop().create_future()
         waiting = _Message(f"user-{next(self._message_ids)}", message, urgent, future)
+        # Written first: a message that the log refuses must not be answered later to nobody.
+        self.log.write("USER_MESSAGE", message_id=waiting.message_id, urgent=urgent, text=message)
         self._messages.append(waiting)
         self._messages.sort(key=lambda message: not message.urgent)
-        self.log.write("USER_MESSAGE", message_id=waiting.message_id, urgent=urgent, text=message)
         self._wake.set()
         try:
             return await waiting.future
@@ -328,7 +348,9 @@ class Orchestrator:
                 else:
                     self._wake.clear()
                     await self._wake.wait()
-        except Exception as error:  # a fault here must not leave anybody waiting for ever
+        except asyncio.CancelledError:  # who cancels sees to those that wait
+            raise
+        except BaseException as error:  # a fault here must not leave anybody waiting for ever
             self._fail_all(error)
             raise
 
@@ -601,7 +623,7 @@ class Orchestrator:
             self._deliver(session, self._abandoned(session, reason))
         self._fail_all(RuntimeError(f"the orchestrator was {reason} before it answered"))
 
-    def _fail_all(self, error: Exception) -> None:
+    def _fail_all(self, error: BaseException) -> None:
         """As `_abandon_all`, but with an error, and with no use of what may have failed."""
         futures: list[asyncio.Future[Any]] = [waiting.future for waiting in self._open]
         futures += [waiting.future for waiting in self._messages]

@@ -9,7 +9,7 @@ from radar_core.policies.dacs.log import timestamp
 from radar_core.policies.dacs.registry import Urgency
 from radar_core.transcript import check_unicode
 
-__all__ = ["Exchange", "FocusContext", "SteeringRequest", "SteeringResponse"]
+__all__ = ["Exchange", "FocusContext", "SteeringRequest", "SteeringResponse", "check_text"]
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class SteeringRequest:
 
     Raises:
         ValueError: a text is no str or blank, the urgency is unknown, or it is HIGH and not
-            blocking.
+            blocking, or that is no bool.
     """
 
     agent_id: str
@@ -40,9 +40,11 @@ class SteeringRequest:
 
     def __post_init__(self) -> None:
         for name in ("agent_id", "question", "request_id"):
-            _check_text(name, getattr(self, name))
-        _check_text("relevant_context", self.relevant_context, blank=True)
+            check_text(name, getattr(self, name))
+        check_text("relevant_context", self.relevant_context, blank=True)
         object.__setattr__(self, "urgency", Urgency(self.urgency))
+        if not isinstance(self.blocking, bool):
+            raise ValueError(f"blocking is {self.blocking!r}; expected True or False")
         if self.urgency is Urgency.HIGH and not self.blocking:
             raise ValueError(
                 "a request of HIGH urgency comes from an agent that is blocked; a request that "
@@ -91,8 +93,8 @@ class Exchange:
     response: str
 
     def __post_init__(self) -> None:
-        _check_text("question", self.question)
-        _check_text("response", self.response, blank=True)
+        check_text("question", self.question)
+        check_text("response", self.response, blank=True)
         object.__setattr__(self, "urgency", Urgency(self.urgency))
 
 
@@ -118,9 +120,9 @@ class FocusContext:
     output: str = ""
 
     def __post_init__(self) -> None:
-        _check_text("agent_id", self.agent_id)
-        _check_text("task", self.task)
-        _check_text("output", self.output, blank=True)
+        check_text("agent_id", self.agent_id)
+        check_text("task", self.task)
+        check_text("output", self.output, blank=True)
         object.__setattr__(self, "history", tuple(self.history))
         if self.request is not None and self.request.agent_id != self.agent_id:
             raise ValueError(
@@ -139,7 +141,14 @@ class FocusContext:
         return (asked if asked.strip() else self.output).strip()
 
 
-def _check_text(name: str, value: object, blank: bool = False) -> None:
+def check_text(name: str, value: object, blank: bool = False) -> None:
+    """Raise ValueError unless a value is a text that a model can be shown.
+
+    Args:
+        name: of the argument.
+        value: its value.
+        blank: whether it may be blank.
+    """
     if not isinstance(value, str) or not (blank or value.strip()):
         raise ValueError(f"{name} is {value!r}; expected a str{' that is not blank' * (not blank)}")
     check_unicode(name, value)

@@ -45,7 +45,7 @@ def test_a_torn_last_line_is_left_out_with_a_warning(tmp_path, caplog):
     assert "cut off" in caplog.text
 
 
-@pytest.mark.parametrize("line", ["{", "[1]", '{"event": "PARTY"}', ""])
+@pytest.mark.parametrize("line", ["{", "[1]", '{"event": "PARTY"}', '{"event": []}', ""])
 def test_a_line_that_is_no_event_is_an_error_that_says_where(tmp_path, line):
     path = tmp_path / "run.jsonl"
     path.write_text('{"event": "RUN_START"}\n' + line + "\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import warnings
 
@@ -19,6 +20,7 @@ from radar_core.policies.dacs import (
     read_events,
 )
 from radar_core.policies.dacs.orchestrator import DEFAULT_PATH
+from tests.full_disk import no_room
 from tests.policies.dacs.support import Held, Scripted, Words, asking, settle
 
 LOW, MEDIUM, HIGH = Urgency.LOW, Urgency.MEDIUM, Urgency.HIGH
@@ -771,11 +773,71 @@ def test_faulty_requests_are_refused_and_leave_no_trace():
         (dict(max_new_tokens=0), "max_new_tokens"),
         (dict(max_seconds=0), "max_seconds"),
         (dict(mode="wide"), "'wide'"),
+        (dict(max_seconds=math.nan), "max_seconds"),
+        (dict(max_seconds="60"), "max_seconds is '60'; expected a time above 0"),
+        (dict(max_seconds=True), "max_seconds"),
+        (dict(max_seconds=None), "max_seconds"),
+        (dict(history=None), "history"),
+        (dict(steering_prompt=None), "steering_prompt is None; expected a str"),
+        (dict(steering_prompt="\ud800"), "steering_prompt holds half a surrogate pair"),
+        (dict(user_prompt=5), "user_prompt is 5; expected a str"),
+        (dict(log="events.jsonl"), "log is a str that has no write"),
     ],
 )
 def test_faulty_options_are_refused_at_construction(option, message):
     with pytest.raises(ValueError, match=message):
         orchestrated(Scripted(), **option)
+
+
+def test_what_cannot_be_asked_is_refused_before_the_model_is():
+    async def test():
+        async with orchestrated(model := Scripted(), max_seconds=math.inf) as orchestrator:
+            with pytest.raises(ValueError, match="request is 'why'; expected a SteeringRequest"):
+                await orchestrator.steer("why")
+            with pytest.raises(ValueError, match="follow_up is a str that cannot be called"):
+                await orchestrator.steer(request("ann"), "And then?")
+            with pytest.raises(ValueError, match="urgent is 1; expected True or False"):
+                await orchestrator.ask("How is it going?", urgent=1)
+            assert not model.requests
+            assert await orchestrator.ask("How is it going?") == "Do it."
+
+    run(test)
+
+
+class Quits(BaseException):
+    """Ends a run, as an interrupt would."""
+
+
+@pytest.mark.parametrize("error", [Quits, GeneratorExit])
+def test_a_model_that_quits_leaves_nobody_waiting(error):
+    async def quit(request):
+        raise error("enough")
+
+    async def test():
+        with pytest.raises(error):
+            async with orchestrated(quit) as orchestrator:
+                asked = asyncio.gather(
+                    orchestrator.steer(request("ann")),
+                    orchestrator.ask("How is it going?"),
+                    return_exceptions=True,
+                )
+                waited = await asyncio.wait_for(asked, 5)
+                assert [type(one) for one in waited] == [error, error]
+
+    run(test)
+
+
+def test_a_message_that_the_log_refuses_is_not_answered_to_nobody(tmp_path):
+    async def test():
+        path = tmp_path / "run.jsonl"
+        with EventLog(path) as log:
+            async with orchestrated(model := Scripted(), log=log) as orchestrator:
+                with no_room(path), pytest.raises(OSError):
+                    await orchestrator.ask("How is it going?")
+                await settle()
+                assert not model.requests
+
+    run(test)
 
 
 def test_the_log_on_disk_tells_the_run(tmp_path):

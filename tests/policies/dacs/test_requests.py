@@ -28,6 +28,7 @@ def test_urgency_may_be_a_string():
         (dict(relevant_context=None), "relevant_context"),
         (dict(urgency="SOON"), "SOON"),
         (dict(urgency="HIGH", blocking=False), "blocked"),
+        (dict(blocking="no"), "blocking is 'no'; expected True or False"),
         (dict(question="\udc00"), "surrogate"),
     ],
 )

@@ -167,30 +167,39 @@ def _bare(answer: str) -> str:
 
 def _unset(text: str) -> str:
     r"""Take the content out of every \text{...} and its like whose braces close."""
-    for match in reversed(list(_SET.finditer(text))):  # so that inner ones come first
-        end = _closing(text, match.end())
+    closing = _closing_braces(text)
+    cut: list[tuple[int, int]] = []
+    for match in _SET.finditer(text):
+        end = closing.get(match.end() - 1)
         if end is not None:
-            text = text[: match.start()] + text[match.end() : end] + text[end + 1 :]
-    return text
+            cut += [match.span(), (end, end + 1)]
+    kept, start = [], 0
+    for first, last in sorted(cut):
+        kept.append(text[start:first])
+        start = last
+    return "".join(kept) + text[start:]
 
 
 def _boxed(text: str) -> str | None:
     r"""The content of the last \boxed{...} whose braces close."""
+    closing = _closing_braces(text)
     for match in reversed(list(re.finditer(r"\\boxed\s*\{", text))):
-        end = _closing(text, match.end())
+        end = closing.get(match.end() - 1)
         if end is not None:
             return text[match.end() : end]
     return None
 
 
-def _closing(text: str, start: int) -> int | None:
-    """Where the brace closes that was opened just before a place."""
-    depth = 1
-    for place in range(start, len(text)):
-        depth += (text[place] == "{") - (text[place] == "}")
-        if depth == 0:
-            return place
-    return None
+def _closing_braces(text: str) -> dict[int, int]:
+    """Where each brace that is opened closes again, by its place, if it does."""
+    opened: list[int] = []
+    closing: dict[int, int] = {}
+    for brace in re.finditer(r"[{}]", text):
+        if brace[0] == "{":
+            opened.append(brace.start())
+        elif opened:
+            closing[opened.pop()] = brace.start()
+    return closing
 
 
 def math_correct(prediction: str, problem: Problem) -> bool | None:

@@ -154,7 +154,6 @@ class Attachment(AbstractContextManager[Steering]):
         if steers and isinstance(method, SPA) and method.reference is not None:
             assert mask is not None
             released_spa.put_on(model, method, mask, undo)
-            describe(model, mask, undo)
             return Steering(method, active=True)
         acting = method if steers else NoSteering()
         plans = layer_plans(acting, parts.config)

@@ -17,7 +17,13 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from radar_core.hooks.prompts import call_arguments, given_tokens, replace_generate
+from radar_core.hooks.prompts import (
+    call_arguments,
+    check_generation,
+    given_tokens,
+    refuse_continuous_batching,
+    replace_generate,
+)
 from radar_core.hooks.undo import Undo
 from radar_core.methods.spa import SPA
 
@@ -58,6 +64,7 @@ def put_on(model: Any, method: SPA, anchors: Tensor, undo: Undo) -> None:
     def steered(generate: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         nonlocal generating
         arguments = dict(call_arguments(generate, args, kwargs))
+        check_generation(model, anchors, arguments)
         processor = released_processor(model, method, anchors, arguments)
         given = arguments.get("logits_processor") or ()
         arguments["logits_processor"] = LogitsProcessorList([*given, processor])
@@ -75,6 +82,7 @@ def put_on(model: Any, method: SPA, anchors: Tensor, undo: Undo) -> None:
             )
 
     replace_generate(model, steered, undo)
+    refuse_continuous_batching(model, undo)
     undo.add(model.register_forward_pre_hook(before).remove)
 
 

@@ -102,7 +102,7 @@ def test_triton_contenders_are_right_in_the_interpreter() -> None:
     )
     done = subprocess.run(
         [sys.executable, "-c", program],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
+        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         cwd=Path(__file__).parents[1],

@@ -29,7 +29,8 @@ def run_interpreted(file: str) -> None:
     """
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", file],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
+        # Tensors are small here, and other tests run beside: more threads would only wait.
+        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=900,
